@@ -1,0 +1,237 @@
+"""The config: every field with its unit and meaning, and the checks that run before anything is compiled.
+
+The defaults are AO-GPT small as released. A file in configs/ takes `default_config()` and sets what differs.
+"""
+
+from collections.abc import Iterator
+import difflib
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+from aogpt_jax import orders
+from aogpt_jax.data import tokenizers
+
+
+class ConfigError(ValueError):
+  """A field is unknown, out of range or contradicts another one; the message names it and the fix."""
+
+
+def default_config() -> ml_collections.ConfigDict:
+  """AO-GPT small (SPEC: 12 layers x 768, 170,605,952 parameters), the released recipe."""
+  c = config_dict.create
+  return c(
+      seed=0,  # of the initialisation, the data order and the token orders
+      steps=250_000,  # updates in all; a run that is started again goes on to this number
+      batch_size=1024,  # sequences per update, over all devices and micro-batches
+      micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
+      orders="mix(0.1)",  # distribution of the training orders: see aogpt_jax/orders.py for the names
+      model=c(
+          layers=12,  # L, transformer blocks
+          width=768,  # D
+          heads=12,  # H; divides the width
+          block_size=1024,  # T, tokens per sequence
+          vocab_size=50304,  # V, rows of the token table: the tokenizer's ids, padded; padding is never sampled
+          cond_width=128,  # C, width of the target-position table
+          target="adaln",  # how an entry is told its target position
+          gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
+          dtype="bfloat16",  # of the matmuls: float32 or bfloat16
+          param_dtype="float32",  # of parameters, optimiser state and EMA
+          remat=False,  # recompute each block in the backward pass: less memory, a third more compute
+          scan_layers=True,  # one compiled block for all layers; False unrolls them: faster steps, slower compilation
+      ),
+      optimizer=c(
+          learning_rate=6e-4,  # peak, after the warm-up
+          final_learning_rate=6e-5,  # at the end of the cosine decay, and after it
+          warmup_steps=2000,  # updates; linear from 0
+          decay_steps=500_000,  # updates at which the decay ends, warm-up included
+          beta1=0.9,
+          beta2=0.95,
+          eps=1e-8,
+          weight_decay=0.05,  # decoupled, times the learning rate
+          # (regex of a parameter's full path, whether it decays); the first match counts, every parameter needs one.
+          weight_decay_rules=((r".*/(kernel|embedding)", True), (r".*/(bias|scale)", False)),
+          clip_norm=1.0,  # global norm to which a larger gradient is scaled down
+          ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
+      ),
+      data=c(
+          source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | tfds:NAME; see aogpt_jax/data/sources.py
+          text_field="text",  # of a JSONL line or a TFDS example
+          train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
+          validation_split="",  # "": held out of the training split by a hash of the document
+          test_split="",  # likewise
+          validation_fraction=0.005,  # of the documents, where they are held out by hash
+          test_fraction=0.005,
+          tokenizer="gpt2",  # bytes | gpt2 | path of a tiktoken rank file
+          cache_dir="~/.cache/aogpt_jax",  # where tokenised and packed data is kept
+          tfds_data_dir="",  # where prepared TFDS data sets lie; "": TFDS's default
+          workers=0,  # processes that tokenise; 0: this one
+          prefetch=4,  # batches read ahead
+      ),
+      mesh=c(
+          data=-1,  # devices along which the batch is split; -1: all that the other axes leave
+          fsdp=1,  # devices along which the batch and the parameters are split
+          tensor=1,  # devices along which heads, MLP and vocabulary are split
+      ),
+      # (logical axis of a parameter, mesh axis or "" for none): see aogpt_jax/sharding.py for the names.
+      sharding_rules=(
+          ("embed", "fsdp"),
+          ("heads", "tensor"),
+          ("mlp", "tensor"),
+          ("vocab", "tensor"),
+      ),
+      eval=c(
+          every_steps=2000,  # updates
+          batch_size=64,  # sequences
+          sequences=1024,  # at most, spread evenly over the split; 0: all
+          orders=4,  # random orders per sequence in the any-order loss
+          split="validation",  # of --mode=eval: train | validation | test
+      ),
+      sample=c(
+          batch_size=2,  # texts drawn at each evaluation and at the end, per order
+          length=0,  # tokens; 0: block_size
+          orders=("left_to_right", "uniform"),  # distributions of the generation order
+          temperature=1.0,  # 0 takes the most probable token
+          seed=0,
+      ),
+      checkpoint=c(
+          every_steps=2000,  # updates; the last one is always saved
+          keep=2,  # newest checkpoints kept
+          keep_every_steps=0,  # updates; checkpoints at multiples of this are kept for good; 0: none
+      ),
+      log=c(
+          every_steps=10,  # updates
+          tensorboard=True,
+      ),
+  )
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Raises ConfigError, one line per problem, each naming the field, its value and the fix."""
+  problems = list(_unknown(config, default_config(), "config")) or list(_problems(config))
+  if problems:
+    raise ConfigError("\n".join(problems))
+
+
+def _unknown(given: Any, known: Any, path: str) -> Iterator[str]:
+  for name in given:
+    if name not in known:
+      near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
+      yield f"{path}.{name}: there is no such field; did you mean {path}.{near[0]}?"
+    elif isinstance(known[name], config_dict.ConfigDict):
+      if isinstance(given[name], config_dict.ConfigDict):
+        yield from _unknown(given[name], known[name], f"{path}.{name}")
+      else:
+        yield f"{path}.{name}: is {given[name]!r}, but has the fields {', '.join(known[name])}; set those."
+    elif not _same_type(given[name], known[name]):
+      yield (f"{path}.{name}: {given[name]!r} is of type {type(given[name]).__name__}; "
+             f"give a {type(known[name]).__name__} such as {known[name]!r}.")
+  for name in known:
+    if name not in given:
+      yield f"{path}.{name}: is missing; start from aogpt_jax.config.default_config()."
+
+
+def _same_type(value: Any, example: Any) -> bool:
+  if isinstance(example, float):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+  return type(value) is type(example)
+
+
+def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what is out of range, then what contradicts."""
+
+  def out_of_range(fields: str, wanted: str, is_ok) -> Iterator[str]:
+    for field in fields.split():
+      value = config
+      for part in field.split("."):
+        value = value[part]
+      if not is_ok(value):
+        yield f"config.{field}: is {value!r}; it must be {wanted}."
+
+  yield from out_of_range(
+      "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
+      "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
+      "eval.orders sample.batch_size checkpoint.every_steps checkpoint.keep log.every_steps",
+      "at least 1", lambda x: x >= 1)
+  yield from out_of_range(
+      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences sample.length "
+      "sample.temperature sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
+  yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
+  yield from out_of_range(
+      "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
+      "above 0", lambda x: x > 0)
+  yield from out_of_range(
+      "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
+      "at least 0 and below 1", lambda x: 0 <= x < 1)
+  yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
+  for field, choices in (
+      ("model.target", ("adaln",)),
+      ("model.dtype", ("float32", "bfloat16")),
+      ("model.param_dtype", ("float32", "bfloat16")),
+      ("eval.split", ("train", "validation", "test")),
+  ):
+    yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
+
+  m = config.model
+  if m.heads >= 1 and m.width % m.heads:
+    yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
+    yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
+           "choose a number that does.")
+  o = config.optimizer
+  if o.warmup_steps >= o.decay_steps:
+    yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "
+           f"{o.decay_steps}; make it smaller.")
+  if o.final_learning_rate > o.learning_rate:
+    yield (f"config.optimizer.final_learning_rate: {o.final_learning_rate} is above config.optimizer.learning_rate = "
+           f"{o.learning_rate}; make it smaller.")
+  if config.data.validation_fraction + config.data.test_fraction >= 1:
+    yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
+  if not config.data.source:
+    yield "config.data.source: is empty; give stdlib, files:GLOB or tfds:NAME."
+  vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
+  if vocab_size and m.vocab_size < vocab_size:
+    yield (f"config.model.vocab_size: {m.vocab_size} is below the {vocab_size} ids of "
+           f"config.data.tokenizer = {config.data.tokenizer}; set it to {-(-vocab_size // 64) * 64}.")
+  if config.sample.length > m.block_size:
+    yield (f"config.sample.length: {config.sample.length} is above config.model.block_size = {m.block_size}; "
+           "make it smaller, or 0 for block_size.")
+  specs = [("orders", config.orders)] + [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
+  for field, spec in specs:
+    try:
+      orders.parse(spec)
+    except ValueError as e:
+      yield f"config.{field}: {e}"
+
+
+def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
+  """Inverse of `ConfigDict.to_dict()`, also after a way through JSON (which has no tuples, as a config has no lists)."""
+
+  def convert(value):
+    if isinstance(value, dict):
+      return from_dict(value)
+    return tuple(map(convert, value)) if isinstance(value, (list, tuple)) else value
+
+  return ml_collections.ConfigDict({name: convert(value) for name, value in fields.items()})
+
+
+# What a run may change when it is started again; anything else would make it another run.
+FREE_TO_CHANGE = ("steps", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
+                  "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
+
+
+def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
+  """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
+  a, b = _flat(ours), _flat(theirs)
+  fixed = [f for f in sorted(a.keys() | b.keys())
+           if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
+  return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
+
+
+def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+  flat = {}
+  for name in config:
+    value = config[name]
+    flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
+  return flat

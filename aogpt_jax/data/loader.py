@@ -1,0 +1,165 @@
+"""Packed blocks to batches, by random access through Grain.
+
+The training batch of step s is a function of (seed, s) alone: with a global batch of G rows on n hosts, host h
+takes rows s*G + h*G/n .. of one endless shuffled row order. Resuming needs a step number and nothing else, on any
+number of hosts. Every epoch is a new permutation.
+"""
+
+from collections.abc import Iterator
+
+import grain
+import numpy as np
+
+from aogpt_jax.data import packing
+
+
+class Rows:
+  """One split of a packed data set: a Grain random-access source of int32 [T] rows."""
+
+  def __init__(self, packed: packing.PackedDataset, split: str):
+    if split not in packed.num_sequences:
+      raise ValueError(
+          f"{packed.directory} has no {split} sequences, only {sorted(packed.num_sequences)}; set "
+          f"data.{split}_fraction above 0 and prepare again")
+    import tensorflow_datasets as tfds
+    self._records = tfds.builder_from_directory(packed.directory).as_data_source(
+        split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    self._prefix = np.frombuffer(bytes.fromhex(packed.metadata["record_prefix"]), np.uint8)
+    self._dtype, self._block_size = packed.dtype, packed.block_size
+
+  def __len__(self) -> int:
+    return len(self._records)
+
+  def __getitem__(self, index: int) -> np.ndarray:
+    return self.read([index])[0]
+
+  def read(self, indices) -> np.ndarray:
+    """Returns rows `indices`, int32 [n, T]; raises ValueError if a record is not a packed block."""
+    records = self._records.__getitems__([int(i) for i in indices])
+    width = len(self._prefix) + self._block_size * self._dtype.itemsize
+    if any(len(record) != width for record in records):
+      raise ValueError(f"a record has not the {width} bytes of a packed block; delete the data set to prepare it again")
+    # Every record is the same prefix and then the raw tokens (see packing.py): no need to parse a proto each.
+    raw = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), width)
+    if (raw[:, :len(self._prefix)] != self._prefix).any():
+      raise ValueError("a record is no packed block; delete the data set to prepare it again")
+    return np.ascontiguousarray(raw[:, len(self._prefix):]).view(self._dtype).astype(np.int32)
+
+
+class TrainBatches(Iterator[np.ndarray]):
+  """The endless iterator that `train_batches` returns; close() or `with` ends its threads."""
+
+  def __init__(self, batches: grain.IterDataset):
+    self._iterator = iter(batches)
+
+  def __next__(self) -> np.ndarray:
+    return next(self._iterator)
+
+  def close(self):
+    self._iterator.close()
+
+  def __enter__(self) -> "TrainBatches":
+    return self
+
+  def __exit__(self, *exception):
+    self.close()
+
+
+def train_batches(
+    packed: packing.PackedDataset,
+    *,
+    seed: int,
+    batch_size: int,
+    start_step: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+    prefetch: int = 4,
+    num_threads: int = 2,
+    split: str = "train",
+) -> TrainBatches:
+  """Iterates over the training batches of this host from `start_step` on, for ever.
+
+  Args:
+    packed: of packing.prepare.
+    seed: of the row order, 0 <= seed < 2**32.
+    batch_size: G, rows of all hosts together.
+    start_step: the first batch's step.
+    process_index, process_count: h and n.
+    prefetch: batches read ahead; 0 reads in the caller's thread.
+    num_threads: that read.
+    split: whose rows.
+
+  Returns:
+    An iterator of int32 [G/n, T] rows. What goes wrong in a thread is raised by its next().
+
+  Raises:
+    ValueError: an argument is out of range.
+  """
+  _check_batch(batch_size, process_index, process_count)
+  if not 0 <= seed < 2**32:
+    raise ValueError(f"seed={seed} must lie in [0, 2**32)")
+  if start_step < 0:
+    raise ValueError(f"start_step={start_step} must not be negative")
+  rows = Rows(packed, split)
+  # The order is drawn over row numbers, so that the rows of a batch are read in one call (several times faster).
+  batches = (
+      grain.MapDataset.range(len(rows))
+      .seed(seed)
+      .shuffle()
+      .repeat()
+      .batch(batch_size // process_count, batch_fn=np.asarray)[process_index::process_count][start_step:]
+      .map(rows.read))
+  return TrainBatches(batches.to_iter_dataset(
+      grain.ReadOptions(num_threads=min(num_threads, prefetch), prefetch_buffer_size=prefetch)))
+
+
+def eval_batches(
+    packed: packing.PackedDataset,
+    split: str,
+    *,
+    batch_size: int,
+    max_sequences: int = 0,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields this host's (tokens int32 [G/n, T], weight float32 [G/n]) over a split, in a fixed order.
+
+  The last batches are filled up with rows of zeros and weight 0, and every host gets the same number.
+
+  Args:
+    packed: of packing.prepare.
+    split: "train", "validation" or "test".
+    batch_size: G, rows of all hosts together.
+    max_sequences: evaluate on that many, evenly spread over the split; 0: all.
+    process_index, process_count: h and n.
+  """
+  _check_batch(batch_size, process_index, process_count)
+  rows = Rows(packed, split)
+  indices = evenly_spread(len(rows), max_sequences)
+  local = batch_size // process_count
+  for start in range(process_index * local, _round_up(len(indices), batch_size), batch_size):
+    chosen = indices[start:start + local]
+    tokens = np.zeros((local, packed.block_size), np.int32)
+    weight = np.zeros(local, np.float32)
+    if len(chosen):
+      tokens[:len(chosen)] = rows.read(chosen)
+      weight[:len(chosen)] = 1.0
+    yield tokens, weight
+
+
+def evenly_spread(count: int, wanted: int) -> np.ndarray:
+  """Returns `wanted` of 0..count-1 in order at even distances, or all if `wanted` is 0 or too many."""
+  if not 0 < wanted < count:
+    return np.arange(count)
+  return np.arange(wanted) * count // wanted
+
+
+def _round_up(x: int, multiple: int) -> int:
+  return -(-x // multiple) * multiple
+
+
+def _check_batch(batch_size: int, process_index: int, process_count: int):
+  if not 0 <= process_index < process_count:
+    raise ValueError(f"process_index={process_index} must lie in [0, process_count={process_count})")
+  if batch_size < 1 or batch_size % process_count:
+    raise ValueError(f"batch_size={batch_size} must be a positive multiple of the {process_count} processes")

@@ -1,0 +1,496 @@
+"""Documents: an ordered, deterministic stream of texts, each belonging to one split.
+
+`documents(config.data)` opens one of
+
+  stdlib             English prose (docstrings and comments) of the running Python's standard library
+  stdlib_source      its source code
+  files:GLOB         local text files (a document each) or JSON lines (a document per line), also .gz
+  tfds:NAME[/CONFIG][:VERSION]   a data set of TFDS prepared as array_record, read without TensorFlow
+
+Documents are held out whole. Which split a document falls into depends on a hash of the document alone
+(of its name for stdlib, of its text elsewhere, so that copies stay together), so adding documents moves
+none, and duplicates never sit on both sides.
+"""
+
+import ast
+import difflib
+import glob
+import gzip
+import hashlib
+import importlib.util
+import inspect
+import json
+import os
+import re
+import socket
+import sysconfig
+import tokenize
+import urllib.request
+import warnings
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+SPLITS = ("train", "validation", "test")
+
+# Part of every fingerprint: raise it when this file starts to yield other text from the same input.
+_VERSION = 2
+# Up to here a fingerprint reads every byte (about a second); above, it trusts size and mtime.
+_HASH_CONTENT_BELOW = 1 << 30
+
+
+class Document(NamedTuple):
+  """One text. `fraction` in (0, 1] says how far through the source its end is, for progress reports."""
+
+  split: str
+  id: str
+  text: str
+  fraction: float
+
+
+class Source:
+  """Base of all sources.
+
+  Attributes:
+    name: readable, fit for a directory name.
+    fingerprint: sha256 hex digest; changes when any document, its order or its split may have changed.
+  """
+
+  name: str
+  fingerprint: str
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    """Yields all documents of all splits in a fixed order, from number `start` on; texts may be empty."""
+    raise NotImplementedError
+
+  def split(self, split: str) -> Iterator[tuple[str, str]]:
+    """Yields (id, text) of one split, in order."""
+    return ((d.id, d.text) for d in self.stream() if d.split == split)
+
+
+def documents(config) -> Source:
+  """Opens the source that `config` (the `data` section of a config) names.
+
+  Raises:
+    ValueError, FileNotFoundError, ModuleNotFoundError, ConnectionError: one line each: what, where, fix.
+  """
+  for field in ("validation_fraction", "test_fraction"):
+    if not 0 <= config[field] < 1:
+      raise ValueError(f"data.{field}={config[field]} must lie in [0, 1)")
+  if config.validation_fraction + config.test_fraction >= 1:
+    raise ValueError("data.validation_fraction + data.test_fraction must stay below 1 to leave a train split")
+  kind, _, rest = config.source.partition(":")
+  if kind in ("stdlib", "stdlib_source") and not rest:
+    return Stdlib(config, prose=kind == "stdlib")
+  if kind == "files" and rest:
+    return Files(config, rest)
+  if kind == "tfds" and rest:
+    return Tfds(config, rest)
+  raise ValueError(
+      f"data.source={config.source!r} is not one of 'stdlib', 'stdlib_source', 'files:GLOB', "
+      "'tfds:NAME[/CONFIG][:VERSION]'")
+
+
+def held_out_split(key: str, validation_fraction: float, test_fraction: float) -> str:
+  """Returns the split of the document with this key: a function of the key and the fractions alone."""
+  u = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") / 2**64
+  if u < test_fraction:
+    return "test"
+  return "validation" if u < test_fraction + validation_fraction else "train"
+
+
+def _fingerprint(settings: dict, paths: Iterable[str]) -> str:
+  """sha256 over the settings and the files, in order."""
+  paths = list(paths)
+  settings = dict(settings, version=_VERSION)
+  digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+  stats = [os.stat(path) for path in paths]
+  by_content = sum(s.st_size for s in stats) <= _HASH_CONTENT_BELOW
+  for path, stat in zip(paths, stats):
+    if by_content:
+      with open(path, "rb") as f:
+        digest.update(hashlib.file_digest(f, "sha256").digest())
+    else:
+      digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+  return digest.hexdigest()
+
+
+# --- stdlib -----------------------------------------------------------------------------------------
+
+# Tests hold data rather than language, and third-party packages differ between installations.
+_SKIPPED_DIRECTORIES = {"site-packages", "dist-packages", "test", "tests", "idle_test", "__pycache__"}
+_MIN_LETTERS = 0.86  # of the non-space characters of a paragraph; English has 0.95, code and tables less
+_MIN_PROSE = 200  # characters; below, a module has nothing to say
+
+
+class Stdlib(Source):
+  """The running Python's standard library: a document per module, named by the module."""
+
+  def __init__(self, config, prose: bool):
+    self.name = "stdlib" if prose else "stdlib_source"
+    self._prose = prose
+    self._fractions = (config.validation_fraction, config.test_fraction)
+    root = Path(sysconfig.get_paths()["stdlib"])
+    self._modules = sorted(
+        (_module_name(path.relative_to(root)), path)
+        for path in root.rglob("*.py")
+        if not _SKIPPED_DIRECTORIES.intersection(path.relative_to(root).parts)
+        and not path.name.startswith("_sysconfigdata"))
+    if not self._modules:
+      raise FileNotFoundError(
+          f"data.source={self.name!r}: no .py files under {root} (a zipped standard library?); use another "
+          "Python or data.source='files:GLOB'")
+    self.fingerprint = _fingerprint(
+        {"source": self.name, "fractions": self._fractions, "modules": [m for m, _ in self._modules]},
+        [path for _, path in self._modules])
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    number = 0
+    for i, (module, path) in enumerate(self._modules, 1):
+      try:
+        with tokenize.open(path) as f:
+          text = f.read()
+        texts = self._texts(module, text)
+      except (SyntaxError, UnicodeDecodeError):
+        continue  # Not a module of this Python: templates and fixtures.
+      for key, text in texts:
+        if number >= start:
+          yield Document(held_out_split(key, *self._fractions), key, text, i / len(self._modules))
+        number += 1
+
+  def _texts(self, module: str, source: str) -> list[tuple[str, str]]:
+    if not self._prose:
+      return [(module, source)] if source.strip() else []
+    text = _pydoc_topics(source) if module == "pydoc_data.topics" else prose(source)
+    return [(module, text)] if len(text) >= _MIN_PROSE else []
+
+
+def _module_name(path: Path) -> str:
+  return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def prose(source: str) -> str:
+  """Returns the English of a Python source: docstrings and comment blocks in order of appearance.
+
+  Blocks are dedented, without comment markers, and separated by blank lines. Doctests, commented-out
+  code, tables, separator lines and trailing comments are left out.
+
+  Raises:
+    SyntaxError: `source` does not parse.
+  """
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # Invalid escapes in somebody else's strings.
+    tree = ast.parse(source)
+  blocks = []  # (line, text)
+  string_lines = set()
+  for node in ast.walk(tree):
+    if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+      docstring = ast.get_docstring(node, clean=False)
+      if docstring:
+        blocks.append((node.body[0].lineno, inspect.cleandoc(docstring)))
+    elif isinstance(node, (ast.Constant, ast.JoinedStr)) and node.end_lineno > node.lineno:
+      string_lines.update(range(node.lineno, node.end_lineno + 1))
+  blocks += _comment_blocks(source, string_lines)
+  return _english("\n\n".join(text for _, text in sorted(blocks)))
+
+
+def _comment_blocks(source: str, string_lines: set[int]) -> list[tuple[int, str]]:
+  """Runs of whole-line comments at one indentation, with their first line; string_lines hold no comment."""
+  blocks, lines, indent = [], [], -1
+  for number, line in enumerate(source.split("\n") + [""], 1):
+    stripped = line.lstrip()
+    is_comment = stripped.startswith("#") and number not in string_lines
+    column = len(line) - len(stripped)
+    if lines and not (is_comment and column == indent):
+      text = "\n".join(lines)
+      if not _is_code(text):
+        blocks.append((number - len(lines), text))
+      lines = []
+    if is_comment:
+      # Markers such as "#:" and "##" are more than the one character.
+      lines.append(re.sub(r"^#+[:!|]? ?", "", stripped).rstrip(" #"))
+      indent = column
+  return blocks
+
+
+def _is_code(comment: str) -> bool:
+  """Whether a comment block is commented-out code: it parses, and not as bare words."""
+  with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    try:
+      body = ast.parse(inspect.cleandoc(comment)).body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+      return False
+  return not all(isinstance(s, ast.Expr) and isinstance(s.value, (ast.Name, ast.Constant)) for s in body)
+
+
+def _english(text: str) -> str:
+  """Keeps the paragraphs that read as English, each once."""
+  paragraphs = dict.fromkeys(map(_tidy, re.split(r"\n\s*\n", text)))
+  return "\n\n".join(p for p in paragraphs if _is_english(p))
+
+
+def _tidy(paragraph: str) -> str:
+  lines = paragraph.rstrip().split("\n")
+  return "\n".join(line.rstrip() for line in lines if re.search(r"[A-Za-z0-9]", line))
+
+
+def _is_english(paragraph: str) -> bool:
+  if re.match(r"\s*(>>>|\.\. |-\*-|vim?:|!/|XXX$|type:|pragma|noqa|fmt:|\$Id)", paragraph) or "-*-" in paragraph:
+    return False
+  dense = re.sub(r"\s", "", paragraph)
+  if sum(c.isalpha() for c in dense) < _MIN_LETTERS * len(dense):
+    return False
+  words = re.findall(r"[A-Za-z]{2,}", paragraph)
+  return len(words) >= 3 and sum(w.islower() for w in words) >= 0.4 * len(words)
+
+
+def _pydoc_topics(source: str) -> str:
+  """The language reference, which pydoc_data/topics.py holds as one dict of texts.
+
+  One document, because topics contain one another: apart, the same paragraphs would be in two splits.
+  """
+  for node in ast.parse(source).body:
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Dict):
+      return _english("\n\n".join(text for _, text in sorted(ast.literal_eval(node.value).items())))
+  return ""
+
+
+# --- files ------------------------------------------------------------------------------------------
+
+
+class Files(Source):
+  """Local files by glob: .jsonl and .ndjson hold a document per line, any other file is one document."""
+
+  def __init__(self, config, pattern: str):
+    paths = glob.glob(os.path.expanduser(pattern), recursive=True)
+    self._paths = sorted(path for path in paths if os.path.isfile(path))
+    if not self._paths:
+      raise FileNotFoundError(
+          f"data.source='files:{pattern}' matches no file (from {os.getcwd()}); check the pattern and quote "
+          "it in the shell")
+    stem = re.sub(r"[^a-z0-9]+", "_", Path(self._paths[0]).name.split(".")[0].lower()).strip("_")
+    self.name = f"files_{stem}" if stem else "files"
+    self._text_field = config.text_field
+    self._fractions = (config.validation_fraction, config.test_fraction)
+    self.fingerprint = _fingerprint(
+        {"source": "files", "fractions": self._fractions, "text_field": self._text_field,
+         "kinds": [_is_json_lines(path) for path in self._paths]}, self._paths)
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    total = sum(os.path.getsize(path) for path in self._paths) or 1
+    number = done = 0
+    for path in self._paths:
+      size = os.path.getsize(path)
+      for key, text, fraction in self._file(path):
+        if number >= start:
+          yield Document(held_out_split(text, *self._fractions), key, text, (done + fraction * size) / total)
+        number += 1
+      done += size
+
+  def _file(self, path: str) -> Iterator[tuple[str, str, float]]:
+    """Yields (id, text, fraction of the file read)."""
+    size = os.path.getsize(path) or 1
+    with open(path, "rb") as raw, (gzip.open(raw) if path.endswith(".gz") else raw) as f:
+      try:
+        if not _is_json_lines(path):
+          yield path, _decode(f.read(), path, 0), 1.0
+          return
+        offset = 0
+        for number, line in enumerate(f, 1):
+          if line.strip():
+            where = f"{path}:{number}"
+            yield where, self._json_text(_decode(line, path, offset), where), min(raw.tell() / size, 1.0)
+          offset += len(line)
+      except (gzip.BadGzipFile, EOFError) as e:
+        raise ValueError(f"{path}: not a complete gzip file ({e}); download or compress it again") from None
+
+  def _json_text(self, line: str, where: str) -> str:
+    try:
+      record = json.loads(line)
+    except json.JSONDecodeError as e:
+      raise ValueError(f"{where}: not JSON ({e.msg} at column {e.colno}); each line must be one object") from None
+    if not isinstance(record, dict):
+      raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object with the field {self._text_field!r}")
+    if self._text_field not in record:
+      raise ValueError(
+          f"{where}: no field {self._text_field!r}; it has {sorted(record)}: set data.text_field to one of these")
+    text = record[self._text_field]
+    if not isinstance(text, str):
+      raise ValueError(f"{where}: field {self._text_field!r} holds a {type(text).__name__}, not a string")
+    try:
+      text.encode()
+    except UnicodeEncodeError:
+      raise ValueError(f"{where}: field {self._text_field!r} holds half a surrogate pair (\\ud800..\\udfff), which "
+                       "is no text; repair the escape") from None
+    return text
+
+
+def _is_json_lines(path: str) -> bool:
+  return path.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+
+
+def _decode(data: bytes, path: str, offset: int) -> str:
+  """UTF-8 text of `data`, which begins at byte `offset` of the (uncompressed) file."""
+  try:
+    return data.decode("utf-8-sig" if offset == 0 else "utf-8")
+  except UnicodeDecodeError as e:
+    # A byte order mark is cut off before the error is counted.
+    start = offset + e.start + (3 if offset == 0 and data.startswith(b"\xef\xbb\xbf") else 0)
+    raise ValueError(
+        f"{path}: invalid UTF-8 at byte {start} ({data[start - offset]:#04x}); re-encode the file, for "
+        f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.txt") from None
+
+
+# --- tfds -------------------------------------------------------------------------------------------
+
+_READ_AT_ONCE = 256  # records
+
+
+class Tfds(Source):
+  """A data set prepared by TensorFlow Datasets as array_record."""
+
+  def __init__(self, config, name: str):
+    self.name = "tfds_" + re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+    self._name = name
+    self._field = config.text_field
+    self._builder = _prepared_builder(name, config.tfds_data_dir)
+    features = self._builder.info.features
+    if self._field not in features or features[self._field].np_dtype.kind not in "OSU":
+      raise ValueError(
+          f"tfds:{name} has no text field {self._field!r}; its fields are {sorted(features)}: set data.text_field")
+    named = {"train": config.train_split, "validation": config.validation_split, "test": config.test_split}
+    if not named["train"]:
+      raise ValueError("data.train_split is empty; name a split such as 'train' or 'train[:99%]'")
+    self._splits = {split: arg for split, arg in named.items() if arg}
+    self._fractions = tuple(
+        0.0 if named[split] else config[f"{split}_fraction"] for split in ("validation", "test"))
+    self._check_splits()
+    directory = self._builder.data_dir
+    self.fingerprint = _fingerprint(
+        {"source": "tfds", "name": name, "field": self._field, "splits": self._splits,
+         "fractions": self._fractions},
+        sorted(str(p) for p in Path(directory).iterdir() if p.is_file()))
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.proto import tf_example_pb2
+    total = sum(self._builder.info.splits[arg].num_examples for arg in self._splits.values())
+    done = 0
+    for split, arg in self._splits.items():
+      records = self._builder.as_data_source(
+          split=arg, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+      for first in range(min(max(start - done, 0), len(records)), len(records), _READ_AT_ONCE):
+        indices = list(range(first, min(first + _READ_AT_ONCE, len(records))))
+        for i, record in zip(indices, records.__getitems__(indices)):
+          # The text alone: decoding every feature of every record takes several times as long.
+          example = tf_example_pb2.Example.FromString(record)
+          key = f"{arg}:{i}"
+          text = self._text(example.features.feature[self._field].bytes_list.value, key)
+          where = held_out_split(text, *self._fractions) if split == "train" else split
+          yield Document(where, key, text, (done + i + 1) / total)
+      done += len(records)
+
+  def _text(self, values, key: str) -> str:
+    try:
+      return b"".join(values).decode("utf-8")
+    except UnicodeDecodeError as e:
+      raise ValueError(
+          f"tfds:{self._name}, record {key}: field {self._field!r} is invalid UTF-8 at byte {e.start}; prepare "
+          "the data set from text in UTF-8") from None
+
+  def _check_splits(self):
+    """Names exist, and no record is read for two splits."""
+    ranges = []
+    for split, arg in self._splits.items():
+      try:
+        instructions = self._builder.info.splits[arg].file_instructions
+      except (KeyError, ValueError, AssertionError):
+        raise ValueError(
+            f"data.{split}_split={arg!r}: tfds:{self._name} has the splits {sorted(self._builder.info.splits)}; "
+            "use one of them, a slice such as 'train[:99%]', or '' to hold documents out of train") from None
+      ranges += [(str(f.filename), f.skip, f.skip + f.take, split, arg) for f in instructions]
+    ranges.sort()
+    for (file, _, end, split, arg), (other_file, begin, _, other_split, other_arg) in zip(ranges, ranges[1:]):
+      if file == other_file and begin < end:
+        raise ValueError(
+            f"data.{split}_split={arg!r} and data.{other_split}_split={other_arg!r} of tfds:{self._name} share "
+            "records; make them disjoint, for example 'train[:99%]' and 'train[99%:]'")
+
+
+def _prepared_builder(name: str, data_dir: str):
+  """Returns the TFDS builder of a data set prepared as array_record, preparing it if that is possible."""
+  import tensorflow_datasets as tfds
+  data_dir = os.path.expanduser(data_dir) if data_dir else ""
+  where = data_dir or os.environ.get("TFDS_DATA_DIR") or os.path.join("~", "tensorflow_datasets")
+  hugging_face = name.startswith("huggingface:")
+  # A Hugging Face set lies under its own name, with TFDS's spelling of it.
+  on_disk = name.removeprefix("huggingface:").replace("-", "_").lower() if hugging_face else name
+  try:
+    builder = tfds.core.read_only_builder.builder_from_files(on_disk, data_dir=data_dir or None)
+  except (tfds.core.registered.DatasetNotFoundError, AssertionError, ValueError):
+    builder = None
+  if builder is None:
+    if not hugging_face:
+      _check_registered(name, where)
+    _prepare(name, data_dir, where, hugging_face)
+    builder = tfds.core.read_only_builder.builder_from_files(on_disk, data_dir=data_dir or None)
+  return _as_array_record(builder, name)
+
+
+def _as_array_record(builder, name: str):
+  import tensorflow_datasets as tfds
+  wanted = tfds.core.FileFormat.ARRAY_RECORD
+  if builder.info.file_format == wanted:
+    return builder
+  if wanted in builder.info.alternative_file_formats:
+    return tfds.builder_from_directory(builder.data_dir, file_format="array_record")
+  raise ValueError(
+      f"tfds:{name} under {builder.data_dir} is prepared as {builder.info.file_format.value}, which has no random "
+      f"access; convert it where TensorFlow is installed: tfds convert_format --dataset_version_dir="
+      f"{builder.data_dir} --out_file_format=array_record")
+
+
+def _check_registered(name: str, where: str):
+  """Raises a ValueError for a name, config or version that TFDS does not know."""
+  import tensorflow_datasets as tfds
+  try:
+    tfds.builder_cls(re.split(r"[/:]", name)[0])
+  except tfds.core.registered.DatasetNotFoundError:
+    close = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), 3)
+    hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    raise ValueError(
+        f"data.source='tfds:{name}' is neither in the TFDS catalogue{hint} nor prepared under {where}; check the "
+        "name and data.tfds_data_dir") from None
+
+
+def _prepare(name: str, data_dir: str, where: str, hugging_face: bool):
+  """Downloads and prepares a catalogue set as array_record."""
+  modules = ("tensorflow", "datasets") if hugging_face else ("tensorflow",)
+  if not all(importlib.util.find_spec(module) for module in modules):
+    raise ModuleNotFoundError(
+        f"tfds:{name} is not prepared under {where}, and preparing it needs {' and '.join(modules)}: pip install "
+        '"aogpt_jax[tfds]", or set data.tfds_data_dir to the directory of a prepared array_record copy')
+  _check_network(name, where, "huggingface.co" if hugging_face else "storage.googleapis.com")
+  import tensorflow_datasets as tfds
+  try:
+    builder = tfds.builder(name, data_dir=data_dir or None, file_format="array_record")
+    builder.download_and_prepare(
+        # Copies on GCS are tfrecord.
+        download_config=tfds.download.DownloadConfig(try_download_gcs=False))
+  except (OSError, tfds.download.DownloadError) as e:
+    raise ConnectionError(
+        f"tfds:{name}: the download failed ({re.sub(chr(10), ' ', str(e))[:160]}); try again, or set "
+        "data.tfds_data_dir to a prepared copy") from e
+
+
+def _check_network(name: str, where: str, host: str):
+  """TFDS retries for minutes without a network; this takes seconds."""
+  if urllib.request.getproxies().get("https"):
+    return
+  try:
+    socket.create_connection((host, 443), timeout=5).close()
+  except OSError as e:
+    raise ConnectionError(
+        f"tfds:{name} is not prepared under {where}, and there is no network to download it ({host}: {e}); "
+        "set data.tfds_data_dir to the directory of a prepared array_record copy") from None

@@ -1,0 +1,72 @@
+"""Trains, evaluates and samples: python -m aogpt_jax.main --config=configs/tiny.py [--mode=...] [--config.KEY=VALUE ...]"""
+
+import pathlib
+import sys
+
+from absl import app
+from absl import flags
+import jax
+from ml_collections import config_flags
+
+from aogpt_jax import console
+from aogpt_jax import run as run_lib
+from aogpt_jax.data import baselines
+from aogpt_jax.evaluation import held_out
+from aogpt_jax.sampling import texts
+from aogpt_jax.training import checkpoints
+from aogpt_jax.training import curves
+from aogpt_jax.training import loop
+
+MODES = ("all", "train", "eval", "sample")
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
+_WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
+_MODE = flags.DEFINE_enum("mode", "all", MODES, "What to do; all trains, evaluates and samples.")
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
+  if _CONFIG.value is None:
+    raise app.UsageError("--config is missing; give a config file, e.g. --config=configs/tiny.py")
+  name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+  try:
+    _dispatch(run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{name}"), _MODE.value)
+  except (ValueError, OSError, FloatingPointError) as e:
+    # A user's error: what, where and how to fix it. --pdb and other debuggers want the exception itself.
+    if flags.FLAGS.pdb or flags.FLAGS.debug_errors:
+      raise
+    sys.exit(f"error: {e}")
+
+
+def _dispatch(run: run_lib.Run, mode: str) -> None:
+  entropies = baselines.entropies(run.packed, run.config.eval.split)
+  console.say(f"{run.config.eval.split} text: unigram entropy {entropies.unigram:.4f}, bigram entropy "
+              f"{entropies.bigram:.4f} nats/token")
+  if mode in ("all", "train"):
+    state = loop.train(run)
+    params, step = state.ema, int(jax.device_get(state.step))
+    written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
+    written.append(curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram}))
+  else:
+    _, step = checkpoints.load_config(run.workdir)
+    _, params = checkpoints.load_model(run.workdir, run.mesh)
+    written = []
+  if mode in ("all", "eval"):
+    split = run.config.eval.split
+    results = held_out.evaluate(run, params, split, max_sequences=0)
+    console.say(f"\n{split} text at step {step:,}, EMA weights\n{held_out.table(results, entropies)}\n")
+    path = run.workdir / f"eval_{split}.json"
+    held_out.write_json(path, step, split, results, entropies)
+    written.append(path)
+  if mode in ("all", "sample"):
+    text = texts.draw(run, params)
+    console.say(text)
+    path = run.workdir / "samples.txt"
+    path.write_text(text, encoding="utf-8")
+    written.append(path)
+  console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
+
+
+if __name__ == "__main__":
+  app.run(main)

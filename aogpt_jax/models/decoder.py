@@ -1,0 +1,175 @@
+"""The any-order decoder: a causal transformer over entries in generation order.
+
+Entry i holds what is known before step i: the start embedding for i = 0, else the token at orders[i-1] with its position.
+It is conditioned on its target position orders[i], and its logits predict the token there (Xue et al., arXiv 2506.19935).
+
+One set of weights, two ways to run: `__call__` takes all entries at once (training, scoring), `extend` takes entries
+against a cache (sampling). Both run the same `Block`.
+"""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from aogpt_jax.models import layers
+
+
+class Modulation(nn.Module):
+  """adaLN: `parts` vectors of the model's width from a conditioning vector c, as Dense(SiLU(c))."""
+
+  parts: int
+  width: int
+  dtype: Any
+  param_dtype: Any
+  gates: tuple[int, ...] = ()  # which of the parts are gates,
+  gate_init: float = 0.0  # and what their biases start from
+
+  @nn.compact
+  def __call__(self, cond: jax.Array, rows: jax.Array | None = None) -> list[jax.Array]:
+    """`parts` arrays [..., D] from cond [..., C]; with rows [B, S] from a table cond [N, C], arrays [B, S, D]."""
+
+    def bias_init(key, shape, dtype):
+      return jnp.zeros(shape, dtype).at[jnp.array(self.gates, int)].set(self.gate_init)
+
+    modulation = layers.Dense(
+        (self.parts, self.width), ("condition", "modulation", "embed"), bias_init=bias_init,
+        dtype=self.dtype, param_dtype=self.param_dtype, name="dense",
+    )(jax.nn.silu(cond))
+    # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
+    modulation = modulation if rows is None else modulation[rows]
+    return [modulation[..., part, :] for part in range(self.parts)]
+
+
+class Block(nn.Module):
+  """Pre-norm transformer block; the target position shifts and scales its norms and gates its branches."""
+
+  width: int
+  heads: int
+  num_layers: int
+  gate_init: float
+  dtype: Any
+  param_dtype: Any
+
+  @nn.compact
+  def __call__(
+      self, x_BSD: jax.Array, cond: jax.Array, rows: jax.Array | None,
+      cache: layers.Cache | None = None, index: jax.Array | int = 0,
+  ) -> tuple[jax.Array, layers.Cache | None]:
+    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    branch = dict(width=self.width, num_layers=self.num_layers, **kw)
+    shift1, scale1, gate1, shift2, scale2, gate2 = Modulation(
+        6, self.width, gates=(2, 5), gate_init=self.gate_init, name="modulation", **kw)(cond, rows)
+    h_BSD = layers.RMSNorm("embed", name="norm1", **kw)(x_BSD) * (1 + scale1) + shift1
+    h_BSD, cache = layers.Attention(heads=self.heads, name="attention", **branch)(h_BSD, cache, index)
+    x_BSD = x_BSD + gate1 * h_BSD
+    h_BSD = layers.RMSNorm("embed", name="norm2", **kw)(x_BSD) * (1 + scale2) + shift2
+    x_BSD = x_BSD + gate2 * layers.MLP(name="mlp", **branch)(h_BSD)
+    return x_BSD, cache
+
+
+class Decoder(nn.Module):
+  """AO-GPT. The fields are those of `config.model`; see aogpt_jax/config.py."""
+
+  layers: int
+  width: int
+  heads: int
+  block_size: int
+  vocab_size: int
+  cond_width: int
+  target: str
+  gate_init: float
+  dtype: Any
+  param_dtype: Any
+  remat: bool
+  scan_layers: bool
+
+  def setup(self):
+    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    self.tokens = layers.Embed(self.vocab_size, self.width, ("vocab", "embed"), **kw)
+    # Row 0 belongs to the start entry, row p + 1 to the token at position p.
+    self.positions = layers.Embed(self.block_size + 1, self.width, ("position", "embed"), **kw)
+    self.start = layers.Embed(1, self.width, ("position", "embed"), **kw)
+    self.targets = layers.Embed(self.block_size, self.cond_width, ("position", "condition"), **kw)
+    block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
+    # The layers' parameters are stacked, [L, ...], whether the loop over them is compiled as a loop or unrolled.
+    self.blocks = nn.scan(
+        block,
+        variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=self.layers,
+        unroll=1 if self.scan_layers else self.layers, metadata_params={nn.PARTITION_NAME: "layers"},
+    )(**self._block_fields())
+    self.final_modulation = Modulation(2, self.width, **kw)
+    self.final_norm = layers.RMSNorm("embed", **kw)
+    self.head = layers.Dense((self.vocab_size,), ("embed", "vocab"), **kw)
+
+  def _block_fields(self) -> dict[str, Any]:
+    return dict(width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init,
+                dtype=self.dtype, param_dtype=self.param_dtype)
+
+  def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
+    """Logits of every entry.
+
+    Args:
+      tokens: int [B, N], the sequences in their natural order, N <= T.
+      orders: int [B, S], distinct positions below N: a permutation of them, or the beginning of one.
+
+    Returns:
+      float32 [B, S, V] in generation order: `logits[b, i]` predicts `tokens[b, orders[b, i]]` from
+      `tokens[b, orders[b, :i]]`.
+
+    Raises:
+      ValueError: more entries than the block size, or shapes that do not fit.
+    """
+    if tokens.shape[1] > self.block_size:
+      raise ValueError(f"{tokens.shape[1]} tokens do not fit the model's block_size = {self.block_size}.")
+    if tokens.shape[0] != orders.shape[0] or orders.shape[1] > tokens.shape[1]:
+      raise ValueError(f"orders {orders.shape} do not fit tokens {tokens.shape}: give one order for each sequence.")
+    known = orders[:, :-1]
+    slots = jnp.pad(known + 1, ((0, 0), (1, 0)))
+    known_tokens = jnp.pad(jnp.take_along_axis(tokens, known, axis=1), ((0, 0), (1, 0)))
+    x_BSD = self._embed(known_tokens, slots)
+    cond = self.targets.table()
+    x_BSD, _ = self.blocks(x_BSD, cond, orders)
+    return self._logits(x_BSD, cond, orders)
+
+  def extend(
+      self, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...], index: jax.Array
+  ) -> tuple[jax.Array, tuple[layers.Cache, ...]]:
+    """Appends S entries to the cache and returns their logits.
+
+    Args:
+      tokens: int [B, S], the token that each entry holds; ignored for the start entry.
+      slots: int [B, S], 0 for the start entry, else the token's position + 1.
+      targets: int [B, S], the position that each entry predicts.
+      cache: from `init_cache` or a previous call.
+      index: number of entries in the cache.
+
+    Returns:
+      float32 [B, S, V] and the cache with the entries at index..index+S-1.
+    """
+    x_BSD = self._embed(tokens, slots)
+    cond = self.targets(targets)
+    block = Block(parent=None, **self._block_fields())
+    # A layer's cache is an array of its own, which a loop around this method updates in place; a scan would copy it.
+    stacked = self.variables["params"]["blocks"]
+    new_cache = []
+    for layer in range(self.layers):
+      params = jax.tree.map(lambda p: p[layer], stacked)  # pylint: disable=cell-var-from-loop
+      x_BSD, layer_cache = block.apply({"params": params}, x_BSD, cond, None, cache[layer], index)
+      new_cache.append(layer_cache)
+    return self._logits(x_BSD, cond, None), tuple(new_cache)
+
+  def init_cache(self, batch: int, length: int) -> tuple[layers.Cache, ...]:
+    """An empty cache for `length` entries: per layer {"k", "v"} of [B, length, H, K]."""
+    shape = (batch, length, self.heads, self.width // self.heads)
+    return tuple({name: jnp.zeros(shape, self.dtype) for name in ("k", "v")} for _ in range(self.layers))
+
+  def _embed(self, tokens: jax.Array, slots: jax.Array) -> jax.Array:
+    start = self.start(jnp.zeros_like(slots[:1, :1]))
+    return jnp.where((slots == 0)[..., None], start, self.tokens(tokens)) + self.positions(slots)
+
+  def _logits(self, x_BSD: jax.Array, cond: jax.Array, rows: jax.Array | None) -> jax.Array:
+    shift, scale = self.final_modulation(cond, rows)
+    x_BSD = self.final_norm(x_BSD) * (1 + scale) + shift
+    return self.head(x_BSD, out_dtype=jnp.float32)

@@ -1,0 +1,138 @@
+"""The layers of the transformer: parameters in `param_dtype`, matmuls in `dtype`, norms in float32.
+
+Every parameter carries logical axis names; sharding.py maps them to mesh axes.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from aogpt_jax import attention
+
+INIT_STD = 0.02
+Cache = dict[str, jax.Array]  # {"k", "v"}: [B, T, H, K]
+
+
+def truncated_normal(std: float) -> nn.initializers.Initializer:
+  """Normal of standard deviation `std`, cut at 3 `std`."""
+  return nn.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
+
+
+class Embed(nn.Module):
+  """A table of learned rows."""
+
+  rows: int
+  width: int
+  axes: tuple[str, str]  # logical names of (rows, width)
+  dtype: Any
+  param_dtype: Any
+
+  def setup(self):
+    init = nn.with_logical_partitioning(truncated_normal(INIT_STD), self.axes)
+    self.embedding = self.param("embedding", init, (self.rows, self.width), self.param_dtype)
+
+  def __call__(self, ids: jax.Array) -> jax.Array:
+    """[..., width] in `dtype` for ids [...]."""
+    return self.embedding[ids].astype(self.dtype)
+
+  def table(self) -> jax.Array:
+    """All rows, [rows, width] in `dtype`."""
+    return self.embedding.astype(self.dtype)
+
+
+class RMSNorm(nn.Module):
+  """Root-mean-square norm over the last axis with a learned scale, in float32."""
+
+  axis: str  # logical name of the last axis
+  dtype: Any
+  param_dtype: Any
+  eps: float = 1e-5
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    init = nn.with_logical_partitioning(nn.initializers.ones, (self.axis,))
+    scale = self.param("scale", init, (x.shape[-1],), self.param_dtype)
+    x = x.astype(jnp.float32)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+    return (x * scale).astype(self.dtype)
+
+
+class Dense(nn.Module):
+  """x[..., in] @ kernel[in, *features] + bias[*features]."""
+
+  features: Sequence[int]
+  axes: Sequence[str]  # logical names of (in, *features)
+  dtype: Any
+  param_dtype: Any
+  std: float = INIT_STD
+  bias_init: nn.initializers.Initializer = nn.initializers.zeros
+
+  @nn.compact
+  def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
+    """`out_dtype` sets what the products are summed to and returned in; the default is `dtype`."""
+    shape = (x.shape[-1], *self.features)
+    init = nn.with_logical_partitioning(truncated_normal(self.std), tuple(self.axes))
+    kernel = self.param("kernel", init, shape, self.param_dtype)
+    y = jax.lax.dot_general(
+        x.astype(self.dtype), kernel.astype(self.dtype), (((x.ndim - 1,), (0,)), ((), ())),
+        preferred_element_type=out_dtype,
+    )
+    init = nn.with_logical_partitioning(self.bias_init, tuple(self.axes[1:]))
+    return y + self.param("bias", init, tuple(self.features), self.param_dtype).astype(y.dtype)
+
+
+class Attention(nn.Module):
+  """Causal self-attention in generation order, with RMSNorm on queries and keys (QK-norm)."""
+
+  width: int
+  heads: int
+  num_layers: int
+  dtype: Any
+  param_dtype: Any
+
+  @nn.compact
+  def __call__(
+      self, x_BSD: jax.Array, cache: Cache | None = None, index: jax.Array | int = 0
+  ) -> tuple[jax.Array, Cache | None]:
+    """Attends among the S entries; with a cache, the entries first enter it at slots index..index+S-1."""
+    head_dim = self.width // self.heads
+    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), name="qkv", **kw)(x_BSD)
+    q, k, v = (qkv[:, :, i] for i in range(3))  # [B, S, H, K]
+    q = RMSNorm("head_dim", name="q_norm", **kw)(q)
+    k = RMSNorm("head_dim", name="k_norm", **kw)(k)
+    length = x_BSD.shape[1]
+    if cache is None:
+      mask = attention.causal_mask(length)
+    else:
+      # Written before attention reads it, so that XLA updates the buffer in place.
+      k = jax.lax.dynamic_update_slice_in_dim(cache["k"], k, index, axis=1)
+      v = jax.lax.dynamic_update_slice_in_dim(cache["v"], v, index, axis=1)
+      cache = {"k": k, "v": v}
+      slots = jnp.arange(k.shape[1])
+      mask = (slots[None, :] <= index + jnp.arange(length)[:, None])[None, None]
+    y = attention.attend(q, k, v, mask)
+    y = y.reshape(*y.shape[:2], self.width)
+    std = INIT_STD / (2 * self.num_layers) ** 0.5
+    y = Dense((self.width,), ("heads", "embed"), std=std, name="out", **kw)(y)
+    return y, cache
+
+
+class MLP(nn.Module):
+  """D -> 4D -> D with the exact (erf) GELU."""
+
+  width: int
+  num_layers: int
+  dtype: Any
+  param_dtype: Any
+
+  @nn.compact
+  def __call__(self, x_BSD: jax.Array) -> jax.Array:
+    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    h = Dense((4 * self.width,), ("embed", "mlp"), name="fc", **kw)(x_BSD)
+    h = jax.nn.gelu(h, approximate=False)
+    std = INIT_STD / (2 * self.num_layers) ** 0.5
+    return Dense((self.width,), ("mlp", "embed"), std=std, name="out", **kw)(h)

@@ -1,0 +1,144 @@
+"""Order distributions: in which order the tokens of a sequence are predicted.
+
+An order is a permutation of 0..T-1; `orders[b, i]` is the position predicted at step i. A distribution is named by a
+string such as "uniform", "mix(0.1)" or "block_wise(block=4)". To add one: a function of its arguments that returns a
+`Draw`, and a line in ORDERS.
+"""
+
+import ast
+from collections.abc import Callable
+import difflib
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+# (key, T) -> one order, int32 [T].
+Draw = Callable[[jax.Array, int], jax.Array]
+
+
+def left_to_right() -> Draw:
+  """0, 1, ..., T-1: ordinary autoregression."""
+  return lambda key, length: jnp.arange(length, dtype=jnp.int32)
+
+
+def right_to_left() -> Draw:
+  """T-1, ..., 1, 0."""
+  return lambda key, length: jnp.arange(length, dtype=jnp.int32)[::-1]
+
+
+def uniform() -> Draw:
+  """Every permutation with the same probability: any-order training."""
+  return lambda key, length: jax.random.permutation(key, length).astype(jnp.int32)
+
+
+def mix(left_to_right: float) -> Draw:
+  """Left to right with this probability, else uniform; AO-GPT's recipe is mix(0.1)."""
+  if not 0 <= left_to_right <= 1:
+    raise ValueError(f"the share of left-to-right orders is {left_to_right}; it must be from 0 to 1.")
+
+  def draw(key, length):
+    coin, order = jax.random.split(key)
+    ascending = jnp.arange(length, dtype=jnp.int32)
+    return jnp.where(jax.random.bernoulli(coin, left_to_right), ascending, uniform()(order, length))
+
+  return draw
+
+
+def fixed_random(seed: int = 0) -> Draw:
+  """One random order, the same for every example and step."""
+  if seed < 0:
+    raise ValueError(f"the seed is {seed}; it must be 0 or more.")
+  return lambda key, length: uniform()(root_key(seed), length)
+
+
+def block_wise(block: int = 4, seed: int = 0) -> Draw:
+  """Blocks from left to right; inside each the same permutation, the paper's 0, 2, 3, 1 for 4, else drawn by `seed`."""
+  if block < 1:
+    raise ValueError(f"the block is {block} tokens; it must be at least 1.")
+  if seed < 0:
+    raise ValueError(f"the seed is {seed}; it must be 0 or more.")
+  inside = np.array([0, 2, 3, 1]) if block == 4 else np.random.default_rng(seed).permutation(block)
+
+  def draw(key, length):
+    starts = np.arange(0, length, block)
+    order = (starts[:, None] + inside).ravel()
+    return jnp.asarray(order[order < length], dtype=jnp.int32)
+
+  return draw
+
+
+ORDERS: dict[str, Callable[..., Draw]] = {
+    "left_to_right": left_to_right,
+    "right_to_left": right_to_left,
+    "uniform": uniform,
+    "mix": mix,
+    "fixed_random": fixed_random,
+    "block_wise": block_wise,
+}
+
+
+def parse(spec: str) -> Draw:
+  """The distribution that a string names, e.g. "uniform" or "mix(0.1)".
+
+  Raises:
+    ValueError: no such distribution, or arguments that it does not take; the message lists what there is.
+  """
+  try:
+    tree = ast.parse(spec, mode="eval").body
+    call = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
+    name = call.func.id
+    args = [ast.literal_eval(a) for a in call.args]
+    kwargs = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+  except (SyntaxError, AttributeError, ValueError, TypeError):
+    raise ValueError(f"{spec!r} is not the name of an order; {_choices()}.") from None
+  if name not in ORDERS:
+    near = difflib.get_close_matches(name, ORDERS, n=1)
+    hint = f" did you mean {near[0]}?" if near else ""
+    raise ValueError(f"there is no order {name!r};{hint} {_choices()}.")
+  signature = inspect.signature(ORDERS[name])
+  try:
+    bound = signature.bind(*args, **kwargs)
+  except TypeError as e:
+    raise ValueError(f"{spec!r}: {e}; write {name}{signature_of(name)}.") from None
+  for argument, value in bound.arguments.items():
+    wanted = signature.parameters[argument].annotation
+    if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else wanted):
+      raise ValueError(f"{spec!r}: {argument} is {value!r}; write {name}{signature_of(name)}.")
+  return ORDERS[name](*args, **kwargs)
+
+
+def signature_of(name: str) -> str:
+  """The arguments of a distribution as they are written, e.g. "(block: int = 4, seed: int = 0)"."""
+  return str(inspect.signature(ORDERS[name]).replace(return_annotation=inspect.Signature.empty))
+
+
+def _choices() -> str:
+  return "the orders are " + ", ".join(n + signature_of(n).replace("()", "") for n in ORDERS)
+
+
+def root_key(seed: int) -> jax.Array:
+  """The key of a seed; threefry, whose draws do not depend on how arrays are sharded, whatever JAX's default is."""
+  return jax.random.key(seed, impl="threefry2x32")
+
+
+def draw(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> jax.Array:
+  """One order per example.
+
+  An example's order depends on the key, the step and its *global* row, so that it is the same on any number of devices
+  and hosts and in any division into micro-batches.
+
+  Args:
+    spec: a distribution, see `parse`.
+    key: from `root_key`.
+    step: updates done before this one.
+    rows: int [B], indices into the global batch.
+    length: T.
+
+  Returns:
+    int32 [B, T].
+  """
+  distribution = parse(spec)
+  step_key = jax.random.fold_in(key, step)
+  return jax.vmap(lambda row: distribution(jax.random.fold_in(step_key, row), length))(rows)

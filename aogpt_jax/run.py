@@ -1,0 +1,45 @@
+"""What training, evaluation and sampling of one run share: its config, mesh, model, tokenizer and data."""
+
+import dataclasses
+import pathlib
+
+from flax import linen as nn
+from jax.sharding import Mesh
+import ml_collections
+
+from aogpt_jax import config as config_lib
+from aogpt_jax import console
+from aogpt_jax import models
+from aogpt_jax import sharding
+from aogpt_jax.data import packing
+from aogpt_jax.data import tokenizers
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  config: ml_collections.ConfigDict
+  workdir: pathlib.Path
+  mesh: Mesh
+  model: nn.Module
+  tokenizer: tokenizers.Tokenizer
+  packed: packing.PackedDataset
+
+
+def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
+  """Checks the config, prepares the data where that has not been done, and compiles nothing.
+
+  Raises:
+    ValueError: a field, or the data or devices that it names, can't be used; the message says which and what to do.
+    OSError: files that can't be read or written, or a download without a network.
+  """
+  config_lib.check(config)
+  mesh = sharding.make_mesh(config)
+  tokenizer = tokenizers.load(config.data.tokenizer)
+  if config.model.vocab_size < tokenizer.vocab_size:
+    raise config_lib.ConfigError(
+        f"config.model.vocab_size: {config.model.vocab_size} is below the {tokenizer.vocab_size} ids of "
+        f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
+  directory = pathlib.Path(workdir).expanduser().resolve()
+  directory.mkdir(parents=True, exist_ok=True)
+  packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
+  return Run(config, directory, mesh, models.build_model(config), tokenizer, packed)

@@ -1,0 +1,1 @@
+"""Generation from trained models; knows models, never the trainer."""

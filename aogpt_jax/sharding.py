@@ -1,0 +1,72 @@
+"""One mesh for everything, and which array axis goes along which mesh axis.
+
+Logical axes of the parameters, as the modules name them: layers, vocab, embed (the width D), position, condition,
+modulation, qkv, heads, head_dim, mlp. The config maps them to the mesh axes data, fsdp and tensor; an axis without a
+rule is not split. Batches are split along data and fsdp.
+"""
+
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
+import ml_collections
+import numpy as np
+
+MESH_AXES = ("data", "fsdp", "tensor")
+LOGICAL_AXES = ("layers", "vocab", "embed", "position", "condition", "modulation", "qkv", "heads", "head_dim", "mlp")
+
+
+def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
+  """The mesh of `config.mesh` over all devices; a single device is a mesh of one.
+
+  Raises:
+    ValueError: the axes' product is not the number of devices, or does not divide what is split along them.
+  """
+  sizes = [config.mesh[axis] for axis in MESH_AXES]
+  devices = jax.device_count()
+  if sizes[0] == -1:
+    sizes[0] = max(1, devices // (sizes[1] * sizes[2]))
+  if np.prod(sizes) != devices:
+    given = " x ".join(f"{a}={config.mesh[a]}" for a in MESH_AXES)
+    raise ValueError(f"config.mesh: {given} does not make the {devices} devices that there are; "
+                     "set config.mesh.data to -1 and fsdp and tensor to numbers whose product divides that.")
+  ways = sizes[0] * sizes[1]
+  micro_batch = config.batch_size // config.micro_batches
+  for field, size in (("batch_size / micro_batches", micro_batch), ("eval.batch_size", config.eval.batch_size)):
+    if size % ways:
+      raise ValueError(f"config.{field}: {size} sequences can't be split over the {ways} devices of data x fsdp; "
+                       f"make it a multiple of {ways}.")
+  return jax.make_mesh(sizes, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def parameter_shardings(boxed: Any, mesh: Mesh, rules: tuple[tuple[str, str], ...]) -> Any:
+  """NamedShardings of a tree of parameters with logical axis names (abstract or not).
+
+  Raises:
+    ValueError: a rule with an unknown axis, or a mesh axis that does not divide a parameter's.
+  """
+  for logical, mesh_axis in rules:
+    if logical not in LOGICAL_AXES or mesh_axis not in (*MESH_AXES, ""):
+      raise ValueError(f"config.sharding_rules: ({logical!r}, {mesh_axis!r}) names an unknown axis; the logical axes are "
+                       f"{', '.join(LOGICAL_AXES)}, the mesh axes {', '.join(MESH_AXES)}.")
+  rules = [(logical, mesh_axis or None) for logical, mesh_axis in rules]
+  shardings = nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, rules)
+
+  def divides(path, x, sharding):
+    for size, axis in zip(x.shape, sharding.spec):
+      if axis is not None and size % mesh.shape[axis]:
+        raise ValueError(f"config.mesh.{axis}: {mesh.shape[axis]} does not divide the {size} rows of parameter "
+                         f"{jax.tree_util.keystr(path, simple=True, separator='/')} {x.shape}; choose a number that does.")
+
+  jax.tree_util.tree_map_with_path(divides, nn.unbox(boxed), shardings)
+  return shardings
+
+
+def batch_sharding(mesh: Mesh) -> NamedSharding:
+  """[B, ...], split over the rows."""
+  return NamedSharding(mesh, P(("data", "fsdp")))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  return NamedSharding(mesh, P())

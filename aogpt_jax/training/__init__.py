@@ -1,0 +1,1 @@
+"""Training: the optimiser, the jitted step, checkpoints, metrics and the loop around them."""

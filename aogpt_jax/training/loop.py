@@ -1,0 +1,152 @@
+"""The training loop: batches go in; checkpoints, metrics, evaluations and samples come out."""
+
+from collections.abc import Iterator
+import time
+from typing import Any
+import zlib
+
+import jax
+from jax.sharding import NamedSharding
+import ml_collections
+import numpy as np
+
+from aogpt_jax import console
+from aogpt_jax import sharding
+from aogpt_jax.data import loader
+from aogpt_jax.evaluation import held_out
+from aogpt_jax.run import Run
+from aogpt_jax.sampling import texts
+from aogpt_jax.training import checkpoints
+from aogpt_jax.training import flops
+from aogpt_jax.training import metrics
+from aogpt_jax.training import step as step_lib
+
+
+def train(run: Run) -> step_lib.TrainState:
+  """Trains to `config.steps` updates, from the newest checkpoint in the workdir where there is one.
+
+  Returns:
+    The state, which is also the newest checkpoint.
+
+  Raises:
+    ConfigError: the workdir holds a run with another config.
+    FloatingPointError: the loss or the gradient is no longer finite; the newest checkpoint is from before.
+  """
+  config = run.config
+  trainer = step_lib.make_trainer(config, run.model, run.mesh)
+  saver = checkpoints.Checkpoints(run.workdir, config)
+  state = saver.restore(trainer.shapes)
+  if state is None:
+    state = trainer.init()
+  start = int(jax.device_get(state.step))
+  parameters = sum(x.size for x in jax.tree.leaves(trainer.shapes.params))
+  console.say(f"model: {parameters:,} parameters; {config.steps:,} steps of {config.batch_size} x "
+              f"{config.model.block_size} tokens; {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")
+  if start:
+    console.say(f"going on from the checkpoint of step {start:,}" if start < config.steps else
+                f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
+  writer = metrics.MetricWriter(run.workdir, start, config.log.tensorboard)
+  log = _StepLog(config, writer, start)
+  batches = loader.train_batches(
+      run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
+      process_index=jax.process_index(), process_count=jax.process_count(), prefetch=config.data.prefetch)
+  try:
+    for step, (tokens, batch_hash) in enumerate(_to_device(batches, sharding.batch_sharding(run.mesh)), start + 1):
+      if step > config.steps:
+        break
+      last = step == config.steps
+      state, step_metrics = trainer.step(state, tokens)
+      if step == start + 1:
+        jax.block_until_ready(step_metrics)
+        log.first_step_done(step)
+      log.read()  # of the step before, while this one runs
+      if last or step % config.log.every_steps == 0:
+        log.push(step, step_metrics, batch_hash)
+      evaluate = last or step % config.eval.every_steps == 0
+      save = last or step % config.checkpoint.every_steps == 0
+      if evaluate or save:
+        log.push(step, step_metrics, batch_hash)
+        log.read()
+      if evaluate:
+        _evaluate(run, state, step, writer)
+      if save:
+        saver.save(state)
+      if evaluate or save:
+        log.resume_clock(step)
+    saver.wait()
+  finally:
+    batches.close()
+    writer.close()
+    saver.close()
+  return state
+
+
+def _to_device(batches: Iterator[np.ndarray], placed: NamedSharding) -> Iterator[tuple[jax.Array, int]]:
+  """Global batches on the devices, one ahead of the step that uses it, with the hash of this process's rows."""
+  ahead = None
+  for rows in batches:
+    now, ahead = ahead, (jax.make_array_from_process_local_data(placed, rows), zlib.crc32(rows))
+    if now is not None:
+      yield now
+
+
+def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.MetricWriter) -> None:
+  results = held_out.evaluate(run, state.ema, "validation", run.config.eval.sequences)
+  writer.write(step, held_out.scalars(results))
+  parts = (f"{name.replace('_', ' ')} {r.nats_per_token:.4f} +- {r.stderr_sequences:.4f} nats/token"
+           for name, r in results.items())
+  console.say(f"step {step:,} validation (EMA): " + ", ".join(parts))
+  text = texts.draw(run, state.ema)
+  writer.write_text(step, "samples", text)
+  console.say(text)
+
+
+class _StepLog:
+  """Metrics of single steps, read from the device after the next step has been started."""
+
+  def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int):
+    self._config, self._writer = config, writer
+    self._pending: tuple[int, dict[str, jax.Array], int] | None = None
+    self._last_pushed = start
+    self._timed_from = start  # the step after which the clock was started
+    self._clock = time.monotonic()
+    self._device_peak = flops.peak(jax.devices()[0].device_kind)
+
+  def push(self, step: int, step_metrics: dict[str, jax.Array], batch_hash: int) -> None:
+    if step > self._last_pushed:
+      self._last_pushed = step
+      self._pending = (step, step_metrics, batch_hash)
+
+  def read(self) -> None:
+    """Waits for the pending step, and records and prints it."""
+    if self._pending is None:
+      return
+    (step, on_device, batch_hash), self._pending = self._pending, None
+    values: dict[str, Any] = {name: float(x) for name, x in jax.device_get(on_device).items()}
+    if not np.isfinite([values["loss"], values["grad_norm"]]).all():
+      raise FloatingPointError(
+          f"step {step}: the loss is {values['loss']} and the gradient norm {values['grad_norm']}; lower "
+          "config.optimizer.learning_rate or raise its warmup_steps. The newest checkpoint is from before this step.")
+    now = time.monotonic()
+    seconds = (now - self._clock) / max(step - self._timed_from, 1)
+    self._clock, self._timed_from = now, step
+    tokens = self._config.batch_size * self._config.model.block_size
+    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
+    utilisation = ""
+    if self._device_peak:
+      peak = self._device_peak * jax.device_count()
+      values["model_flop_utilisation"] = flops.per_token(self._config) * tokens / seconds / peak
+      utilisation = f"  {values['model_flop_utilisation']:.1%} of peak"
+    self._writer.write(step, values)
+    left = console.duration(seconds * (self._config.steps - step))
+    console.say(f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
+                f"lr {values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s{utilisation}  {left} left")
+
+  def first_step_done(self, step: int) -> None:
+    """Keeps the compilation out of the step times."""
+    console.say(f"first step: {time.monotonic() - self._clock:.1f} s, with compilation")
+    self.resume_clock(step)
+
+  def resume_clock(self, step: int) -> None:
+    """Takes the time since the last read, spent on evaluating and saving, out of the next step times."""
+    self._clock, self._timed_from = time.monotonic(), step

@@ -1,0 +1,68 @@
+"""Metrics of a run: one JSON object per line in WORKDIR/metrics.jsonl, and TensorBoard event files.
+
+Every record has a "step", the updates done; "eval/..." fields are written at evaluations. After a restart from step N,
+what was recorded beyond N is dropped, so that there is one record per step.
+"""
+
+import json
+import os
+import pathlib
+from typing import Any
+
+import jax
+
+FILE = "metrics.jsonl"
+
+
+class MetricWriter:
+  """Writes on process 0, and nothing elsewhere."""
+
+  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
+    """`step`: updates done at the start of this process."""
+    self._file = self._board = None
+    if jax.process_index() != 0:
+      return
+    path = workdir / FILE
+    kept = [json.dumps(r) + "\n" for r in read(workdir) if r["step"] <= step]
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text("".join(kept), encoding="utf-8")
+    os.replace(temporary, path)
+    self._file = path.open("a", encoding="utf-8")
+    if tensorboard:
+      import tensorboardX  # Here: it costs half a second, which only a run that wants it should pay.
+      self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+
+  def write(self, step: int, values: dict[str, Any]) -> None:
+    """Records scalars (and strings, JSON only) of a step; complete on disk when it returns."""
+    if self._file is None:
+      return
+    self._file.write(json.dumps({"step": step, **values}) + "\n")
+    self._file.flush()
+    if self._board:
+      for name, value in values.items():
+        if isinstance(value, (int, float)):
+          self._board.add_scalar(name if "/" in name else f"train/{name}", value, step)
+
+  def write_text(self, step: int, name: str, text: str) -> None:
+    """Shows a text in TensorBoard."""
+    if self._board:
+      self._board.add_text(name, "    " + text.replace("\n", "\n    "), step)  # as a Markdown code block
+
+  def close(self) -> None:
+    for writer in (self._file, self._board):
+      if writer:
+        writer.close()
+
+
+def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """All complete records of a run; a last line that a killed process left unfinished is dropped."""
+  path = workdir / FILE
+  if not path.exists():
+    return []
+  records = []
+  for line in path.read_text(encoding="utf-8").splitlines():
+    try:
+      records.append(json.loads(line))
+    except json.JSONDecodeError:
+      break
+  return records

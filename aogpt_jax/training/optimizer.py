@@ -1,0 +1,54 @@
+"""AdamW with a warm-up and cosine schedule, and the exponential moving average of the parameters (SPEC section 5)."""
+
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+
+def learning_rate(config: ml_collections.ConfigDict) -> optax.Schedule:
+  """Updates done -> learning rate of the next: linear from 0 over the warm-up, cosine to the final rate, then constant."""
+  o = config.optimizer
+  decay = optax.cosine_decay_schedule(
+      o.learning_rate, o.decay_steps - o.warmup_steps, alpha=o.final_learning_rate / o.learning_rate)
+  if not o.warmup_steps:
+    return decay
+  return optax.join_schedules([optax.linear_schedule(0.0, o.learning_rate, o.warmup_steps), decay], [o.warmup_steps])
+
+
+def make_optimizer(config: ml_collections.ConfigDict, schedule: optax.Schedule | None = None) -> optax.GradientTransformation:
+  """AdamW behind gradient clipping; `schedule` replaces the config's learning rate."""
+  o = config.optimizer
+  return optax.chain(
+      optax.clip_by_global_norm(o.clip_norm),
+      optax.scale_by_adam(o.beta1, o.beta2, o.eps),
+      optax.add_decayed_weights(o.weight_decay, mask=lambda params: decay_mask(params, o.weight_decay_rules)),
+      optax.scale_by_learning_rate(schedule or learning_rate(config)),
+  )
+
+
+def decay_mask(params: Any, rules: tuple[tuple[str, bool], ...]) -> Any:
+  """Whether each parameter decays: the value of the first rule whose regex matches its whole path.
+
+  Raises:
+    ValueError: a parameter that no rule covers.
+  """
+
+  def decays(path, _):
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    for pattern, value in rules:
+      if re.fullmatch(pattern, name):
+        return value
+    raise ValueError(f"config.optimizer.weight_decay_rules: no rule covers the parameter {name}; add one.")
+
+  return jax.tree_util.tree_map_with_path(decays, params)
+
+
+def update_ema(ema: Any, params: Any, updates_done: jax.Array, max_decay: float) -> Any:
+  """The moving average after update n = `updates_done` (from 1), with decay min(max_decay, (1 + n) / (10 + n))."""
+  n = updates_done.astype(jnp.float32)
+  decay = jnp.minimum(max_decay, (1 + n) / (10 + n))
+  return jax.tree.map(lambda e, p: (e - (1 - decay) * (e - p)).astype(e.dtype), ema, params)

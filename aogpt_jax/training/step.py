@@ -1,0 +1,130 @@
+"""The training state and the one jitted step, shared by training and ahead-of-time compilation.
+
+A step is a pure function of state and batch: its token orders come from the seed, the number of updates done and the global
+rows, so that nothing random has to be saved.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import Any
+
+import flax.struct
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
+import ml_collections
+import optax
+
+from aogpt_jax import objectives
+from aogpt_jax import orders
+from aogpt_jax import sharding
+from aogpt_jax.training import optimizer
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that an update changes. "Step N" means N updates done, here and everywhere."""
+
+  step: jax.Array  # int32
+  params: Any
+  ema: Any  # moving average of params; evaluation and sampling use it
+  opt_state: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Trainer:
+  """A run's jitted functions on one mesh; each compiles once, at its first call."""
+
+  shapes: TrainState  # of ShapeDtypeStructs with their shardings
+  init: Callable[[], TrainState]
+  # (state, tokens int32 [B, T]) -> state, {"loss", "grad_norm", "learning_rate"}; the given state is donated.
+  step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
+
+
+def make_trainer(
+    config: ml_collections.ConfigDict, model: nn.Module, mesh: Mesh, schedule: optax.Schedule | None = None
+) -> Trainer:
+  """The jitted init and step of a run.
+
+  Args:
+    config: a checked config.
+    model: from `build_model(config)`.
+    mesh: from `sharding.make_mesh(config)`.
+    schedule: replaces the config's learning rate.
+
+  Raises:
+    ValueError: the sharding or weight-decay rules do not fit the model's parameters.
+  """
+  schedule = schedule or optimizer.learning_rate(config)
+  tx = optimizer.make_optimizer(config, schedule)
+
+  def init() -> TrainState:
+    params = nn.unbox(init_params(model, config.seed))
+    # The average is a copy: a state that is donated must not hold a buffer twice.
+    return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params))
+
+  def loss_fn(params, tokens, sigma):
+    return objectives.any_order_nll(model, params, tokens, sigma).mean()
+
+  def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+    batch_size, length = tokens.shape
+    rows = jax.lax.with_sharding_constraint(jnp.arange(batch_size), sharding.batch_sharding(mesh))
+    key = order_key(config.seed)
+    sigma = orders.draw(config.orders, key, state.step, rows, length)
+    loss, grads = mean_gradient(jax.value_and_grad(loss_fn), state.params, tokens, sigma, config.micro_batches, mesh)
+    updates, opt_state = tx.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    ema = optimizer.update_ema(state.ema, params, state.step + 1, config.optimizer.ema_decay)
+    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "learning_rate": schedule(state.step)}
+    return TrainState(state.step + 1, params, ema, opt_state), metrics
+
+  boxed = jax.eval_shape(lambda: init_params(model, config.seed))
+  param_shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
+  replicated = sharding.replicated(mesh)
+  shapes = jax.eval_shape(init)
+  shardings = TrainState(
+      step=replicated, params=param_shardings, ema=param_shardings,
+      opt_state=optax.tree_map_params(
+          tx, lambda _, s: s, shapes.opt_state, param_shardings, transform_non_params=lambda _: replicated))
+  shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
+  # All shardings are pinned: a state that came from init, a step or a checkpoint looks the same, and compiles once.
+  return Trainer(
+      shapes=shapes,
+      init=jax.jit(init, out_shardings=shardings),
+      step=jax.jit(step, donate_argnums=0, in_shardings=(shardings, sharding.batch_sharding(mesh)),
+                   out_shardings=(shardings, replicated)),
+  )
+
+
+def init_params(model: nn.Module, seed: int) -> Any:
+  """Initial parameters with their logical axis names (`flax.linen.unbox` takes those off)."""
+  sequence = jnp.zeros((1, model.block_size), jnp.int32)
+  key, _ = jax.random.split(orders.root_key(seed))
+  return model.init(key, sequence, sequence)["params"]
+
+
+def order_key(seed: int) -> jax.Array:
+  """The key of the training orders, for `orders.draw`."""
+  return jax.random.split(orders.root_key(seed))[1]
+
+
+def mean_gradient(
+    value_and_grad: Callable[..., tuple[jax.Array, Any]], params: Any, tokens: jax.Array, sigma: jax.Array,
+    micro_batches: int, mesh: Mesh,
+) -> tuple[jax.Array, Any]:
+  """Loss and gradient of the whole batch, computed in `micro_batches` equal parts one after another."""
+  if micro_batches == 1:
+    return value_and_grad(params, tokens, sigma)
+
+  def split(x):
+    # Part m takes the rows m, m + M, m + 2M, ...: each device keeps its rows, and no data moves between devices.
+    x = x.reshape(-1, micro_batches, x.shape[-1]).swapaxes(0, 1)
+    return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("data", "fsdp"))))
+
+  def add(total, part):
+    return jax.tree.map(jnp.add, total, value_and_grad(params, *part)), None
+
+  zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+  total, _ = jax.lax.scan(add, zero, (split(tokens), split(sigma)))
+  return jax.tree.map(lambda x: x / micro_batches, total)

@@ -1,0 +1,240 @@
+import base64
+import fcntl
+import hashlib
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import ml_collections
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from aogpt_jax.data import loader
+from aogpt_jax.data import packing
+from aogpt_jax.data import sources
+from aogpt_jax.data import tokenizers
+
+
+def data_config(tmp_path, **fields):
+  return ml_collections.ConfigDict(dict(
+      source=f"files:{tmp_path}/text/*", text_field="text", train_split="train", validation_split="", test_split="",
+      validation_fraction=0.2, test_fraction=0.2, tfds_data_dir="", tokenizer="bytes",
+      cache_dir=str(tmp_path / "cache"), workers=0) | fields)
+
+
+def write_documents(tmp_path, count=60):
+  """Texts of 5 to 134 bytes with an empty one and the boundary's name among them."""
+  (tmp_path / "text").mkdir()
+  for i in range(count):
+    (tmp_path / "text" / f"{i:04d}.txt").write_text(f"{i:04d} " + "word " * (i * 7 % 27))
+  (tmp_path / "text" / "0003.txt").write_text("")
+  (tmp_path / "text" / "0005.txt").write_text("a <|endoftext|> in the middle, été")
+
+
+def stream_of(packed, split):
+  rows = loader.Rows(packed, split)
+  return rows.read(range(len(rows))).reshape(-1)
+
+
+def expected_stream(config, tokenizer, split):
+  ids = []
+  for _, text in sources.documents(config).split(split):
+    if text:
+      ids += tokenizer.encode(text).tolist() + [tokenizer.boundary_id]
+  return ids
+
+
+def test_blocks_are_the_documents_with_boundaries_in_order(tmp_path):
+  write_documents(tmp_path)
+  config, tokenizer = data_config(tmp_path), tokenizers.load("bytes")
+  # 100 characters a part and 10 blocks a shard, so that blocks span both.
+  packed = packing.prepare(config, tokenizer, 16, part_chars=100, shard_bytes=600)
+  assert len(list(packed.directory.glob("*.array_record*"))) > 6
+  for split in sources.SPLITS:
+    expected = expected_stream(config, tokenizer, split)
+    count = packed.metadata["splits"][split]
+    assert stream_of(packed, split).tolist() == expected[:len(expected) // 16 * 16]
+    assert count["tokens"] == len(expected) and count["dropped_tokens"] == len(expected) % 16
+    assert count["bytes"] == count["tokens"] - count["documents"]
+    assert packed.num_sequences[split] == count["sequences"] == len(expected) // 16
+  counts = packed.metadata["splits"].values()
+  assert sum(c["documents"] for c in counts) == 59 and sum(c["empty_documents"] for c in counts) == 1
+
+
+def test_plain_tfds_opens_it_with_its_metadata(tmp_path):
+  write_documents(tmp_path)
+  tokenizer = tokenizers.load("bytes")
+  packed = packing.prepare(data_config(tmp_path), tokenizer, 16)
+  builder = tfds.builder_from_directory(packed.directory)
+  assert builder.info.metadata["tokenizer_fingerprint"] == tokenizer.fingerprint
+  assert builder.info.features["tokens"].np_dtype == np.uint16
+  by_name = tfds.data_source(packed.directory.parent.name, data_dir=tmp_path / "cache", split="train")
+  rows = np.concatenate([example["tokens"] for example in by_name])
+  assert rows.tolist() == stream_of(packed, "train").tolist()
+  assert builder.info.splits["train"].num_examples == packed.num_sequences["train"]
+
+
+def test_second_call_finds_the_first_and_any_change_is_another_data_set(tmp_path):
+  write_documents(tmp_path)
+  config, tokenizer = data_config(tmp_path), tokenizers.load("bytes")
+  first = packing.prepare(config, tokenizer, 16)
+  before = (first.directory / "metadata.json").stat().st_mtime_ns
+  assert packing.prepare(config, tokenizer, 16) == first
+  assert (first.directory / "metadata.json").stat().st_mtime_ns == before
+  directories = {first.directory, packing.prepare(config, tokenizer, 8).directory}
+  directories.add(packing.prepare(data_config(tmp_path, test_fraction=0.3), tokenizer, 16).directory)
+  (tmp_path / "text" / "0007.txt").write_text("changed")
+  directories.add(packing.prepare(config, tokenizer, 16).directory)
+  assert len(directories) == 4
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tokens_are_the_same_for_any_number_of_workers(tmp_path, workers):
+  write_documents(tmp_path)
+  tokenizer = tokenizers.load("bytes")
+  alone = packing.prepare(data_config(tmp_path), tokenizer, 16, part_chars=300)
+  config = data_config(tmp_path, workers=workers, cache_dir=str(tmp_path / "other"))
+  together = packing.prepare(config, tokenizer, 16, part_chars=200)
+  assert together.directory != alone.directory
+  for split in sources.SPLITS:
+    assert stream_of(together, split).tolist() == stream_of(alone, split).tolist()
+
+
+def test_ids_above_65535_survive(tmp_path):
+  pairs = sorted((bytes([a, b]) for a in range(256) for b in range(256)), key=lambda p: p.isalpha())
+  tokens = [bytes([i]) for i in range(256)] + pairs
+  ranks = tmp_path / "big.tiktoken"
+  ranks.write_bytes(b"".join(base64.b64encode(t) + b" %d\n" % i for i, t in enumerate(tokens)))
+  (tmp_path / "text").mkdir()
+  (tmp_path / "text" / "a.txt").write_text("zzzzzzzz")
+  config = data_config(tmp_path, validation_fraction=0.0, test_fraction=0.0)
+  packed = packing.prepare(config, tokenizers.load(str(ranks)), 5)
+  assert packed.dtype == np.uint32
+  assert stream_of(packed, "train").tolist() == [65791] * 4 + [65792]
+  assert tfds.builder_from_directory(packed.directory).as_data_source(split="train")[0]["tokens"].tolist() == (
+      [65791] * 4 + [65792])
+
+
+def test_corpus_of_500_tokens_at_block_1024_is_one_clear_line(tmp_path):
+  (tmp_path / "text").mkdir()
+  (tmp_path / "text" / "a.txt").write_text("x" * 499)
+  config = data_config(tmp_path, validation_fraction=0.0, test_fraction=0.0)
+  with pytest.raises(ValueError, match=r"train split is smaller than one block of 1024 tokens \(train 500 tokens in 1"):
+    packing.prepare(config, tokenizers.load("bytes"), 1024)
+
+
+def test_split_without_a_block_is_named_with_the_fix(tmp_path):
+  (tmp_path / "text").mkdir()
+  (tmp_path / "text" / "a.txt").write_text("x" * 499)
+  with pytest.raises(ValueError, match=r"validation split is smaller .*raise data\.validation_fraction"):
+    packing.prepare(data_config(tmp_path, validation_fraction=1e-9, test_fraction=0.0), tokenizers.load("bytes"), 64)
+
+
+def test_error_in_a_document_surfaces_and_leaves_no_data_set(tmp_path):
+  write_documents(tmp_path)
+  (tmp_path / "text" / "0040.txt").write_bytes(b"caf\xe9")
+  with pytest.raises(ValueError, match=r"0040\.txt: invalid UTF-8 at byte 3"):
+    packing.prepare(data_config(tmp_path), tokenizers.load("bytes"), 16, part_chars=100)
+  assert not list((tmp_path / "cache").glob("*/1.0.0"))
+
+
+def test_damaged_copy_is_an_error(tmp_path):
+  write_documents(tmp_path)
+  packed = packing.prepare(data_config(tmp_path), tokenizers.load("bytes"), 16)
+  shard = next(packed.directory.glob("*-train.array_record*"))
+  shard.write_bytes(shard.read_bytes()[:100])
+  with pytest.raises(ValueError, match=r"100 bytes instead of \d+; the copy is damaged: delete"):
+    packing.prepare(data_config(tmp_path), tokenizers.load("bytes"), 16)
+
+
+# --- other processes ---
+
+PREPARE = """
+import hashlib, json, sys
+import ml_collections
+from aogpt_jax.data import loader, packing, tokenizers
+
+def main():
+  config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
+  report = lambda line: print(line, flush=True)
+  packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200, progress=report)
+  rows = loader.Rows(packed, "train")
+  print("digest", hashlib.sha256(rows.read(range(len(rows))).tobytes()).hexdigest())
+
+if __name__ == "__main__":
+  main()
+"""
+
+
+def start_preparing(tmp_path, config):
+  script = tmp_path / "prepare.py"
+  script.write_text(PREPARE)
+  return subprocess.Popen(
+      [sys.executable, "-W", "error", str(script), config.to_json()], stdout=subprocess.PIPE, text=True,
+      env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
+
+
+def digest(packed):
+  return hashlib.sha256(stream_of(packed, "train").astype(np.int32).tobytes()).hexdigest()
+
+
+def wait_until(condition, seconds=60):
+  deadline = time.monotonic() + seconds
+  while not condition():
+    assert time.monotonic() < deadline
+    time.sleep(0.001)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_preparation_killed_half_way_continues_with_its_finished_parts(tmp_path, workers):
+  write_documents(tmp_path, 6000)
+  config = data_config(tmp_path, workers=workers)
+  process = start_preparing(tmp_path, config)
+  finished = lambda: list((tmp_path / "cache").glob("*/building/parts_200/*.json"))
+  wait_until(lambda: len(finished()) > 20)
+  children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
+  children = children.read_text().split() if children.exists() else []
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  # Workers leave with their parent; a zombie without a reaper has no command line any more.
+  wait_until(lambda: not any(pathlib.Path(f"/proc/{c}/cmdline").exists()
+                             and pathlib.Path(f"/proc/{c}/cmdline").read_bytes() for c in children))
+  assert not list((tmp_path / "cache").glob("*/1.0.0"))
+  parts = len(finished())
+
+  tokenizer = tokenizers.load("bytes")
+  encode, texts = tokenizer.encode, []
+  tokenizer.encode = lambda text: texts.append(text) or encode(text)
+  resumed = packing.prepare(data_config(tmp_path), tokenizer, 16, part_chars=200)
+  assert len(texts) < 5999 - parts  # Each finished part holds more than one document.
+  whole = packing.prepare(data_config(tmp_path, cache_dir=str(tmp_path / "other")), tokenizers.load("bytes"), 16)
+  assert digest(resumed) == digest(whole)
+  assert resumed.metadata["splits"] == whole.metadata["splits"]
+  assert not (resumed.directory.parent / "building").exists()
+
+
+def test_two_processes_at_once_prepare_one_data_set(tmp_path):
+  write_documents(tmp_path, 1000)
+  config = data_config(tmp_path)
+  processes = [start_preparing(tmp_path, config) for _ in range(2)]
+  outputs = [p.communicate(timeout=60)[0].split("digest ")[-1].strip() for p in processes]
+  assert [p.returncode for p in processes] == [0, 0]
+  assert outputs == [digest(packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200))] * 2
+
+
+def test_second_process_says_that_it_waits(tmp_path):
+  write_documents(tmp_path)
+  config = data_config(tmp_path)
+  name = packing.prepare(config, tokenizers.load("bytes"), 16).directory.parent.name
+  config.cache_dir = str(tmp_path / "other")
+  (tmp_path / "other" / name).mkdir(parents=True)
+  with open(tmp_path / "other" / name / "lock", "w") as lock:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    process = start_preparing(tmp_path, config)
+    assert process.stdout.readline().startswith("waiting for another process")
+    assert process.poll() is None
+  assert process.communicate(timeout=60)[0].startswith("digest ")
