@@ -5,9 +5,11 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 from ml_collections import config_flags
 
+from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import run as run_lib
 from aogpt_jax.data import baselines
@@ -29,13 +31,17 @@ def main(argv: list[str]) -> None:
     raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
   if _CONFIG.value is None:
     raise app.UsageError("--config is missing; give a config file, e.g. --config=configs/tiny.py")
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
+  # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
-    _dispatch(run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{name}"), _MODE.value)
-  except (ValueError, OSError, FloatingPointError) as e:
-    # A user's error: what, where and how to fix it. --pdb and other debuggers want the exception itself.
-    if flags.FLAGS.pdb or flags.FLAGS.debug_errors:
-      raise
+    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{name}")
+  except (ValueError, OSError, ImportError) as e:
+    sys.exit(f"error: {e}")
+  try:
+    _dispatch(run, _MODE.value)
+  except (config_lib.ConfigError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
 
 
@@ -49,7 +55,7 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
     written.append(curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram}))
   else:
-    _, step = checkpoints.load_config(run.workdir)
+    step = checkpoints.newest_step(run.workdir, run.config)
     _, params = checkpoints.load_model(run.workdir, run.mesh)
     written = []
   if mode in ("all", "eval"):

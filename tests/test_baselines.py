@@ -9,7 +9,7 @@ from aogpt_jax.data import tokenizers
 
 
 def pack(tmp_path, text, block_size):
-  """One document as the validation split: half of it held out leaves the other file to train on."""
+  """One document and its boundary, which the last block leaves out."""
   (tmp_path / "a.txt").write_text(text)
   config = ml_collections.ConfigDict(dict(
       source=f"files:{tmp_path}/*.txt", text_field="text", validation_fraction=0.0, test_fraction=0.0,

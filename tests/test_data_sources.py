@@ -222,12 +222,12 @@ def test_unnamed_tfds_splits_are_held_out_of_train(prepared):
 
 
 @pytest.mark.parametrize("fields, message", [
-    (dict(validation_split="validation"), r"data\.validation_split='validation': .* has the splits \['train', 'valid'\]"),
+    (dict(validation_split="dev"), r"data\.validation_split='dev': .* has the splits \['train', 'valid'\]"),
     (dict(train_split=""), r"data\.train_split is empty"),
     (dict(text_field="body"), r"no text field 'body'; its fields are \['text', 'year'\]"),
     (dict(text_field="year"), r"no text field 'year'"),
     (dict(validation_split="train[:10%]"), r"share records"),
-    (dict(train_split="train[:50%]", test_split="train[49%:]"), r"share records"),
+    (dict(train_split="train[:50%]", test_split="train[40%:]"), r"share records"),
 ])
 def test_wrong_tfds_field_is_named_with_what_there_is(prepared, fields, message):
   with pytest.raises(ValueError, match=message):
@@ -237,6 +237,22 @@ def test_wrong_tfds_field_is_named_with_what_there_is(prepared, fields, message)
 def test_unknown_tfds_name_suggests_a_close_one(tmp_path):
   with pytest.raises(ValueError, match=r"did you mean .*lm1b"):
     sources.documents(data_config("tfds:lm1bb", tfds_data_dir=str(tmp_path)))
+
+
+def test_unknown_tfds_config_and_malformed_name_are_errors(tmp_path):
+  with pytest.raises(ValueError, match=r"math_dataset has no config 'linear'; it has \w+__"):
+    sources.documents(data_config("tfds:math_dataset/linear", tfds_data_dir=str(tmp_path)))
+  with pytest.raises(ValueError, match=r"must read tfds:NAME"):
+    sources.documents(data_config("tfds:a b", tfds_data_dir=str(tmp_path)))
+
+
+def test_damaged_dataset_info_is_one_clear_line(tmp_path):
+  directory = tmp_path / "aogpt_test_corpus" / "1.0.0"
+  directory.mkdir(parents=True)
+  (directory / "dataset_info.json").write_text("{")
+  (directory / "features.json").write_text("{}")
+  with pytest.raises(ValueError, match=r"dataset_info\.json is damaged"):
+    sources.documents(data_config("tfds:aogpt_test_corpus", tfds_data_dir=str(tmp_path)))
 
 
 @pytest.mark.parametrize("name", ["lm1b", "tiny_shakespeare", "pg19", "huggingface:openwebtext"])

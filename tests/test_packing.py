@@ -154,12 +154,23 @@ def test_damaged_copy_is_an_error(tmp_path):
 # --- other processes ---
 
 PREPARE = """
-import hashlib, json, sys
+import hashlib, json, multiprocessing, os, signal, sys
 import ml_collections
-from aogpt_jax.data import loader, packing, tokenizers
+from aogpt_jax.data import loader, packing, sources, tokenizers
+
+def kill_at(document):
+  stream = sources.Files.stream
+  def cut_short(self, start=0):
+    for number, d in enumerate(stream(self, start), start):
+      if number == document:
+        print("workers", *[child.pid for child in multiprocessing.active_children()], flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+      yield d
+  sources.Files.stream = cut_short
 
 def main():
   config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
+  kill_at(int(sys.argv[2]))
   report = lambda line: print(line, flush=True)
   packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200, progress=report)
   rows = loader.Rows(packed, "train")
@@ -170,11 +181,11 @@ if __name__ == "__main__":
 """
 
 
-def start_preparing(tmp_path, config):
+def start_preparing(tmp_path, config, kill_at=-1):
   script = tmp_path / "prepare.py"
   script.write_text(PREPARE)
   return subprocess.Popen(
-      [sys.executable, "-W", "error", str(script), config.to_json()], stdout=subprocess.PIPE, text=True,
+      [sys.executable, "-W", "error", str(script), config.to_json(), str(kill_at)], stdout=subprocess.PIPE, text=True,
       env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
@@ -182,35 +193,33 @@ def digest(packed):
   return hashlib.sha256(stream_of(packed, "train").astype(np.int32).tobytes()).hexdigest()
 
 
-def wait_until(condition, seconds=60):
-  deadline = time.monotonic() + seconds
-  while not condition():
-    assert time.monotonic() < deadline
-    time.sleep(0.001)
+def is_running(pid):
+  """A zombie, which nobody has waited for, has no command line any more."""
+  try:
+    return bool(pathlib.Path(f"/proc/{pid}/cmdline").read_bytes())
+  except FileNotFoundError:
+    return False
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_preparation_killed_half_way_continues_with_its_finished_parts(tmp_path, workers):
-  write_documents(tmp_path, 6000)
-  config = data_config(tmp_path, workers=workers)
-  process = start_preparing(tmp_path, config)
-  finished = lambda: list((tmp_path / "cache").glob("*/building/parts_200/*.json"))
-  wait_until(lambda: len(finished()) > 20)
-  children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children")
-  children = children.read_text().split() if children.exists() else []
-  process.send_signal(signal.SIGKILL)
-  process.communicate()
-  # Workers leave with their parent; a zombie without a reaper has no command line any more.
-  wait_until(lambda: not any(pathlib.Path(f"/proc/{c}/cmdline").exists()
-                             and pathlib.Path(f"/proc/{c}/cmdline").read_bytes() for c in children))
+  write_documents(tmp_path, 300)
+  process = start_preparing(tmp_path, data_config(tmp_path, workers=workers), kill_at=200)
+  children = process.communicate(timeout=120)[0].removeprefix("workers").split()
+  assert process.returncode == -signal.SIGKILL and len(children) == workers
+  deadline = time.monotonic() + 60
+  while any(map(is_running, children)):  # A worker leaves with its parent.
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
   assert not list((tmp_path / "cache").glob("*/1.0.0"))
-  parts = len(finished())
+  parts = len(list((tmp_path / "cache").glob("*/building/parts_200/*.json")))
+  assert parts > 30
 
   tokenizer = tokenizers.load("bytes")
   encode, texts = tokenizer.encode, []
   tokenizer.encode = lambda text: texts.append(text) or encode(text)
   resumed = packing.prepare(data_config(tmp_path), tokenizer, 16, part_chars=200)
-  assert len(texts) < 5999 - parts  # Each finished part holds more than one document.
+  assert 99 <= len(texts) < 299 - parts  # Each finished part holds more than one document.
   whole = packing.prepare(data_config(tmp_path, cache_dir=str(tmp_path / "other")), tokenizers.load("bytes"), 16)
   assert digest(resumed) == digest(whole)
   assert resumed.metadata["splits"] == whole.metadata["splits"]
@@ -218,7 +227,7 @@ def test_preparation_killed_half_way_continues_with_its_finished_parts(tmp_path,
 
 
 def test_two_processes_at_once_prepare_one_data_set(tmp_path):
-  write_documents(tmp_path, 1000)
+  write_documents(tmp_path, 400)
   config = data_config(tmp_path)
   processes = [start_preparing(tmp_path, config) for _ in range(2)]
   outputs = [p.communicate(timeout=60)[0].split("digest ")[-1].strip() for p in processes]

@@ -31,6 +31,8 @@ class Rows:
     return len(self._records)
 
   def __getitem__(self, index: int) -> np.ndarray:
+    if not 0 <= index < len(self):
+      raise IndexError(f"row {index} of {len(self)}")
     return self.read([index])[0]
 
   def read(self, indices) -> np.ndarray:
@@ -102,12 +104,14 @@ def train_batches(
     raise ValueError(f"start_step={start_step} must not be negative")
   rows = Rows(packed, split)
   # The order is drawn over row numbers, so that the rows of a batch are read in one call (several times faster).
+  # drop_remainder drops nothing of an endless order; without it, Grain's length of batches of one row overflows.
   batches = (
       grain.MapDataset.range(len(rows))
       .seed(seed)
       .shuffle()
       .repeat()
-      .batch(batch_size // process_count, batch_fn=np.asarray)[process_index::process_count][start_step:]
+      .batch(batch_size // process_count, drop_remainder=True, batch_fn=np.asarray)
+      [process_index::process_count][start_step:]
       .map(rows.read))
   return TrainBatches(batches.to_iter_dataset(
       grain.ReadOptions(num_threads=min(num_threads, prefetch), prefetch_buffer_size=prefetch)))

@@ -124,7 +124,8 @@ def load(directory) -> PackedDataset:
     found = path.stat().st_size if path.exists() else "no"
     if found != size:
       raise ValueError(
-          f"{path}: {found} bytes instead of {size}; the copy is damaged: delete {directory.parent} to prepare it again")
+          f"{path}: {found} bytes instead of {size}; the copy is damaged: delete {directory.parent} to prepare it "
+          "again")
   return PackedDataset(
       directory=directory,
       block_size=metadata["block_size"],
@@ -185,50 +186,46 @@ def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, 
     start += record["stream_documents"]
     finished += 1
   jobs = (
-      (directory, index, documents, fraction)
-      for index, documents, fraction in _parts(source.stream(start), finished, part_chars)
+      (directory, index, documents)
+      for index, documents in _parts(source, start, finished, part_chars, progress)
       # Workers finish out of order, so a later part may be there already.
       if _part_record(directory, index) is None)
-  for fraction in _run(jobs, tokenizer, workers):
-    progress(f"tokenising {source.name}", fraction)
+  _run(jobs, tokenizer, workers)
   parts = []
   while (record := _part_record(directory, len(parts))) is not None:
     parts.append(record)
   return parts
 
 
-def _parts(stream, index: int, part_chars: int):
-  """Groups the stream: yields (index, [(split, text)], fraction of the source read)."""
+def _parts(source, start: int, index: int, part_chars: int, progress) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+  """Groups the documents from number `start` on: yields (index, [(split, text)])."""
   documents, chars = [], 0
-  for document in stream:
+  for document in source.stream(start):
     documents.append((document.split, document.text))
     chars += len(document.text)
+    progress(f"tokenising {source.name}", document.fraction)
     if chars >= part_chars:
-      yield index, documents, document.fraction
+      yield index, documents
       index, documents, chars = index + 1, [], 0
   if documents:
-    yield index, documents, 1.0
+    yield index, documents
 
 
-def _run(jobs, tokenizer: tokenizers.Tokenizer, workers: int) -> Iterator[float]:
-  """Writes a part per job, in this process or in `workers` others; yields each one's fraction."""
+def _run(jobs, tokenizer: tokenizers.Tokenizer, workers: int):
+  """Writes a part per job, in this process or in `workers` others."""
   if not workers:
-    for directory, index, documents, fraction in jobs:
+    for directory, index, documents in jobs:
       _write_part(directory, index, documents, tokenizer)
-      yield fraction
     return
   with concurrent.futures.ProcessPoolExecutor(
       workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer.spec,)) as pool:
     pending = collections.deque()
-    for directory, index, documents, fraction in jobs:
-      pending.append((pool.submit(_work, directory, index, documents), fraction))
+    for job in jobs:
+      pending.append(pool.submit(_work, *job))
       if len(pending) > 2 * workers:  # Bounds the text held in memory.
-        future, fraction = pending.popleft()
-        future.result()
-        yield fraction
-    for future, fraction in pending:
+        pending.popleft().result()
+    for future in pending:
       future.result()
-      yield fraction
 
 
 _worker_tokenizer: tokenizers.Tokenizer  # Loaded once per worker process.

@@ -31,6 +31,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from google.protobuf import json_format
+
 SPLITS = ("train", "validation", "test")
 
 # Part of every fingerprint: raise it when this file starts to yield other text from the same input.
@@ -72,7 +74,8 @@ def documents(config) -> Source:
   """Opens the source that `config` (the `data` section of a config) names.
 
   Raises:
-    ValueError, FileNotFoundError, ModuleNotFoundError, ConnectionError: one line each: what, where, fix.
+    ValueError, FileNotFoundError, ModuleNotFoundError, ConnectionError, RuntimeError: one line each, saying what is
+      wrong, where, and how to mend it.
   """
   for field in ("validation_fraction", "test_fraction"):
     if not 0 <= config[field] < 1:
@@ -426,15 +429,17 @@ def _prepared_builder(name: str, data_dir: str):
   hugging_face = name.startswith("huggingface:")
   # A Hugging Face set lies under its own name, with TFDS's spelling of it.
   on_disk = name.removeprefix("huggingface:").replace("-", "_").lower() if hugging_face else name
+  if not hugging_face and not re.fullmatch(r"\w+(/[^:/]+)?(:[\w.]+)?", name):
+    raise ValueError(f"data.source='tfds:{name}' must read tfds:NAME, tfds:NAME/CONFIG or tfds:NAME/CONFIG:VERSION")
   try:
     builder = tfds.core.read_only_builder.builder_from_files(on_disk, data_dir=data_dir or None)
-  except (tfds.core.registered.DatasetNotFoundError, AssertionError, ValueError):
-    builder = None
-  if builder is None:
+  except tfds.core.registered.DatasetNotFoundError:
     if not hugging_face:
       _check_registered(name, where)
     _prepare(name, data_dir, where, hugging_face)
     builder = tfds.core.read_only_builder.builder_from_files(on_disk, data_dir=data_dir or None)
+  except json_format.ParseError as e:
+    raise ValueError(f"tfds:{name} under {where}: dataset_info.json is damaged ({e}); prepare it again") from None
   return _as_array_record(builder, name)
 
 
@@ -452,16 +457,23 @@ def _as_array_record(builder, name: str):
 
 
 def _check_registered(name: str, where: str):
-  """Raises a ValueError for a name, config or version that TFDS does not know."""
+  """Raises a ValueError for a name or config that is not in TFDS's catalogue."""
   import tensorflow_datasets as tfds
+  base, _, config = name.partition(":")[0].partition("/")
   try:
-    tfds.builder_cls(re.split(r"[/:]", name)[0])
+    configs = tfds.builder_cls(base).builder_configs
   except tfds.core.registered.DatasetNotFoundError:
-    close = difflib.get_close_matches(name, tfds.list_builders(with_community_datasets=False), 3)
+    close = difflib.get_close_matches(base, tfds.list_builders(with_community_datasets=False), 3)
     hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    # TFDS registers its older sets only where TensorFlow is installed.
+    without = "" if importlib.util.find_spec("tensorflow") else (
+        ', or pip install "aogpt_jax[tfds]" (without TensorFlow, TFDS does not list all of its sets)')
     raise ValueError(
         f"data.source='tfds:{name}' is neither in the TFDS catalogue{hint} nor prepared under {where}; check the "
-        "name and data.tfds_data_dir") from None
+        f"name and data.tfds_data_dir{without}") from None
+  if config and config not in configs:
+    known = ", ".join(difflib.get_close_matches(config, configs, 5, 0.0)) or "none"
+    raise ValueError(f"data.source='tfds:{name}': {base} has no config {config!r}; it has {known}")
 
 
 def _prepare(name: str, data_dir: str, where: str, hugging_face: bool):
@@ -478,10 +490,10 @@ def _prepare(name: str, data_dir: str, where: str, hugging_face: bool):
     builder.download_and_prepare(
         # Copies on GCS are tfrecord.
         download_config=tfds.download.DownloadConfig(try_download_gcs=False))
-  except (OSError, tfds.download.DownloadError) as e:
-    raise ConnectionError(
-        f"tfds:{name}: the download failed ({re.sub(chr(10), ' ', str(e))[:160]}); try again, or set "
-        "data.tfds_data_dir to a prepared copy") from e
+  except (OSError, tfds.download.DownloadError, ValueError, AssertionError) as e:
+    reason = re.sub(r"\s+", " ", str(e))[:200]
+    raise RuntimeError(
+        f"tfds:{name}: preparing it failed ({reason}); mend that, or set data.tfds_data_dir to a prepared copy") from e
 
 
 def _check_network(name: str, where: str, host: str):

@@ -65,12 +65,7 @@ class Checkpoints:
     failed = []
     for step in sorted(self._manager.all_steps(), reverse=True):
       try:
-        theirs = _restore_config(self._manager, step)
-        different = config_lib.differences(self._config, theirs)
-        if different:
-          raise config_lib.ConfigError(
-              f"{self._manager.directory}: step {step} is of a run with another config; set these back, or give another "
-              "--workdir: " + "; ".join(different))
+        _check_same_run(self._manager, step, self._config)
         restored = self._manager.restore(step, args=ocp.args.Composite(
             params=ocp.args.StandardRestore(shapes.params),
             ema=ocp.args.StandardRestore(shapes.ema),
@@ -128,15 +123,16 @@ def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple
     return model, manager.restore(step, args=ocp.args.Composite(ema=ocp.args.StandardRestore(shapes))).ema
 
 
-def load_config(directory: str | pathlib.Path) -> tuple[ml_collections.ConfigDict, int]:
-  """The resolved config of a run's newest checkpoint, and the step of that checkpoint.
+def newest_step(directory: str | pathlib.Path, config: ml_collections.ConfigDict) -> int:
+  """The step of a run's newest checkpoint.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
+    ConfigError: it belongs to a run with another config; the message names the fields.
   """
   with _open(directory) as manager:
-    step = manager.latest_step()
-    return _restore_config(manager, step), step
+    _check_same_run(manager, manager.latest_step(), config)
+    return manager.latest_step()
 
 
 def _open(workdir: str | pathlib.Path) -> ocp.CheckpointManager:
@@ -155,6 +151,14 @@ def _directory(workdir: str | pathlib.Path) -> pathlib.Path:
 def _handlers() -> dict[str, Any]:
   arrays = {item: ocp.StandardCheckpointHandler() for item in ("params", "ema", "optimizer")}
   return {**arrays, "config": ocp.JsonCheckpointHandler()}
+
+
+def _check_same_run(manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict) -> None:
+  different = config_lib.differences(config, _restore_config(manager, step))
+  if different:
+    raise config_lib.ConfigError(
+        f"{manager.directory}: step {step} is of a run with another config; set these back, or give another --workdir: "
+        + "; ".join(different))
 
 
 def _restore_config(manager: ocp.CheckpointManager, step: int) -> ml_collections.ConfigDict:

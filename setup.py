@@ -1,0 +1,46 @@
+"""Any-Order GPT as Masked Diffusion Model in JAX."""
+
+import pathlib
+
+import setuptools
+
+# Lower bounds are the versions that the tests run with.
+REQUIRES = [
+    "absl-py>=2.1",
+    "array_record>=0.8",
+    "flax>=0.12.8",
+    "grain>=0.2.18",
+    "importlib_resources>=6",  # tensorflow-datasets imports it and does not name it
+    "jax>=0.10.2",
+    "matplotlib>=3.9",
+    "ml-collections>=1.1",
+    "numpy>=2",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12.8",
+    "tensorboardX>=2.6",
+    "tensorflow-datasets>=4.9.10",
+    "tiktoken>=0.9",
+]
+
+EXTRAS = {
+    "tpu": ["jax[tpu]>=0.10.2"],
+    "cuda": ["jax[cuda12]>=0.10.2"],
+    "aot": ["libtpu"],  # compiling for a TPU pod without one
+    "tfds": ["tensorflow>=2.19"],  # preparing data sets of the TFDS catalogue; reading them needs nothing
+    "torch": ["torch>=2.4"],  # checkpoints of the PyTorch code
+    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],
+    "test": ["pytest>=8"],
+}
+
+setuptools.setup(
+    name="aogpt_jax",
+    version="0.1.0",
+    description=__doc__.strip(),
+    long_description=pathlib.Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.11",
+    packages=setuptools.find_packages(include=["aogpt_jax", "aogpt_jax.*"]),
+    install_requires=REQUIRES,
+    extras_require=EXTRAS,
+)

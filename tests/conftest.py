@@ -1,0 +1,60 @@
+"""Fixtures that several test files share."""
+
+import importlib.util
+import os
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+# ml_collections 1.1 loads config files by a function that Python 3.12 removes; it has another way there.
+LOAD_MODULE = "ignore:the load_module() method is deprecated:DeprecationWarning"
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory) -> list[str]:
+  """Overrides that give tests/configs/words.py its data: two hundred small documents of seeded random words."""
+  directory = tmp_path_factory.mktemp("words")
+  rng = random.Random(0)
+  vocabulary = ["any", "order", "masked", "diffusion", "token", "cache", "entry", "step"]
+  for i in range(200):
+    (directory / f"{i:03}.txt").write_text(" ".join(rng.choice(vocabulary) for _ in range(rng.randrange(5, 30))))
+  return [f"data.source=files:{directory}/*.txt", f"data.cache_dir={directory}/cache"]
+
+
+@pytest.fixture
+def words_config(words):
+  """The config of tests/configs/words.py with its data."""
+  spec = importlib.util.spec_from_file_location("words", ROOT / "tests" / "configs" / "words.py")
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  config = module.get_config()
+  for override in words:
+    field, value = override.split("=", 1)
+    config.data[field.removeprefix("data.")] = value
+  return config
+
+
+@pytest.fixture
+def command(words, tmp_path):
+  """Starts `python -m aogpt_jax.main` in an empty directory, as a process of its own.
+
+  `command("--mode=train", "steps=10")` returns the finished process; with wait=False, the running one.
+  """
+
+  def start(*arguments, config=str(ROOT / "tests" / "configs" / "words.py"), wait=True, environment=()):
+    flags = [a if a.startswith("--") else f"--config.{a}" for a in (*(words if config else ()), *arguments)]
+    flags = [f"--config={config}", *flags] if config else flags
+    process = subprocess.Popen(
+        [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", "aogpt_jax.main", *flags], cwd=tmp_path, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(environment)})
+    if not wait:
+      return process
+    out, err = process.communicate(timeout=300)
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+  return start

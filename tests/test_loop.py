@@ -1,0 +1,100 @@
+"""The training loop in this process: compilations counted, no hidden transfers, errors that lose nothing."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import aogpt_jax
+from aogpt_jax import run as run_lib
+from aogpt_jax.training import checkpoints
+from aogpt_jax.training import loop
+from aogpt_jax.training import step as step_lib
+
+
+@pytest.fixture
+def compilations():
+  """Function name -> how often XLA compiled it while the test ran."""
+  counts = collections.Counter()
+
+  def listen(event, duration, **kwargs):
+    if event == "/jax/core/compile/backend_compile_duration":
+      counts[kwargs.get("fun_name")] += 1
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  yield counts
+  jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_a_run_compiles_the_step_the_evaluation_and_the_sampler_once_each(words_config, tmp_path, compilations):
+  words_config.steps = 7
+  words_config.eval.every_steps = 3
+  words_config.checkpoint.every_steps = 2
+  words_config.sample.orders = ("left_to_right", "uniform")
+  words_config.micro_batches = 4  # not the program of another test
+  jax.clear_caches()
+  loop.train(run_lib.open_run(words_config, str(tmp_path)))
+  ours = {name: n for name, n in compilations.items() if name in ("step", "init", "_score", "generate")}
+  assert ours == {"step": 1, "init": 1, "_score": 1, "generate": 1}, compilations
+
+  compilations.clear()
+  jax.clear_caches()
+  words_config.steps = 9  # a restored state looks like a new one
+  loop.train(run_lib.open_run(words_config, str(tmp_path)))
+  assert compilations["step"] == 1 and compilations["init"] == 0, compilations
+
+
+def test_training_needs_no_implicit_transfer_between_host_and_device(words_config, tmp_path):
+  words_config.steps = 3
+  run = run_lib.open_run(words_config, str(tmp_path))
+  trainer = step_lib.make_trainer(words_config, run.model, run.mesh)
+  state = trainer.init()
+  placed = jax.NamedSharding(run.mesh, jax.P(("data", "fsdp")))
+  rows = np.zeros((words_config.batch_size, words_config.model.block_size), np.int32)
+  with jax.transfer_guard("disallow"):
+    for _ in range(3):
+      state, metrics = trainer.step(state, jax.make_array_from_process_local_data(placed, rows))
+    assert jax.device_get(metrics)["learning_rate"] > 0
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(words_config, tmp_path):
+  words_config.optimizer.update(learning_rate=1e30, final_learning_rate=1e30, warmup_steps=0)
+  words_config.checkpoint.every_steps = 1
+  words_config.eval.every_steps = 1000
+  with pytest.raises(FloatingPointError, match="step .*: the loss is .*lower config.optimizer.learning_rate"):
+    loop.train(run_lib.open_run(words_config, str(tmp_path)))
+  _, params = aogpt_jax.load_model(tmp_path)
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+def test_load_model_gives_the_model_and_its_ema_parameters(words_config, tmp_path):
+  words_config.steps = 3
+  state = loop.train(run_lib.open_run(words_config, str(tmp_path)))
+  model, params = aogpt_jax.load_model(tmp_path)
+  jax.tree.map(np.testing.assert_array_equal, params, state.ema)
+  assert any((np.asarray(a) != b).any() for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(state.params)))
+  tokens = jnp.zeros((2, 16), jnp.int32)
+  orders = jnp.tile(jnp.arange(16), (2, 1))
+  assert model.apply({"params": params}, tokens, orders).shape == (2, 16, 320)
+
+
+def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(words_config, tmp_path, caplog):
+  words_config.steps, words_config.checkpoint.every_steps = 4, 2
+  run = run_lib.open_run(words_config, str(tmp_path))
+  loop.train(run)
+  for path in (tmp_path / "checkpoints/4/optimizer").rglob("*"):
+    if path.is_file() and path.parent.name == "d":
+      path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  saver = checkpoints.Checkpoints(tmp_path, words_config)
+  restored = saver.restore(step_lib.make_trainer(words_config, run.model, run.mesh).shapes)
+  saver.close()
+  assert int(restored.step) == 2
+  assert "step 4 can't be restored" in caplog.text
+  assert int(loop.train(run).step) == 4
+
+
+def test_load_model_where_there_is_nothing_says_so(tmp_path):
+  with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
+    aogpt_jax.load_model(tmp_path)

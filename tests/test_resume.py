@@ -1,0 +1,75 @@
+"""A killed run goes on as if nothing had happened: real processes, real SIGKILL, every bit compared."""
+
+import json
+import signal
+import time
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+
+def arrays(workdir, step):
+  """All saved arrays of a checkpoint by name, as they lie on disk."""
+  names = {}
+  for item in ("params", "ema", "optimizer"):
+    tree = ocp.StandardCheckpointer().restore(workdir / "checkpoints" / str(step) / item)
+    for path, x in jax.tree_util.tree_leaves_with_path(tree):
+      names[item + jax.tree_util.keystr(path)] = np.asarray(x)
+  return names
+
+
+def records(workdir):
+  """Step -> what was recorded of it, without the times, which differ from run to run."""
+  lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
+  timeless = lambda r: {k: v for k, v in r.items() if k not in ("step_seconds", "tokens_per_second")}
+  return [timeless(r) for r in lines]
+
+
+def test_twenty_steps_equal_ten_then_kill_9_then_ten_more(command, tmp_path):
+  whole = command("--mode=train", "--workdir=whole", "steps=20")
+  assert whole.returncode == 0, whole.stderr
+
+  process = command("--mode=train", "--workdir=killed", "steps=20", wait=False)
+  deadline = time.time() + 120
+  while not (tmp_path / "killed/checkpoints/10").is_dir():  # it appears by a rename, when it is complete
+    assert process.poll() is None and time.time() < deadline, process.stderr.read()
+    time.sleep(0.005)
+  process.send_signal(signal.SIGKILL)
+  process.communicate()
+  assert process.returncode == -signal.SIGKILL
+  assert not (tmp_path / "killed/checkpoints/20").exists()
+
+  resumed = command("--mode=train", "--workdir=killed", "steps=20")
+  assert resumed.returncode == 0, resumed.stderr
+  assert "going on from the checkpoint of step 10" in resumed.stdout
+  expected, actual = arrays(tmp_path / "whole", 20), arrays(tmp_path / "killed", 20)
+  assert expected.keys() == actual.keys()
+  assert any("mu" in name for name in expected) and any("nu" in name for name in expected)
+  for name, x in expected.items():
+    np.testing.assert_array_equal(x, actual[name], err_msg=name)
+  assert records(tmp_path / "whole") == records(tmp_path / "killed")
+  steps = [r for r in records(tmp_path / "whole") if "loss" in r]
+  assert [r["step"] for r in steps] == list(range(1, 21))
+  assert len({r["batch_hash"] for r in steps}) == 20 and len({r["learning_rate"] for r in steps}) > 15
+
+
+def test_ten_steps_are_ten_updates_and_a_second_start_does_none(command, tmp_path):
+  first = command("--mode=train", "--workdir=run", "steps=10")
+  assert first.returncode == 0, first.stderr
+  assert arrays(tmp_path / "run", 10)["optimizer['step']"] == 10
+  assert [p.name for p in (tmp_path / "run/checkpoints").iterdir() if p.name.isdigit()] == ["10"]
+  before = {p: p.stat().st_mtime_ns for p in (tmp_path / "run/checkpoints").rglob("*") if p.is_file()}
+  again = command("--mode=train", "--workdir=run", "steps=10")
+  assert again.returncode == 0, again.stderr
+  assert "nothing to train" in again.stdout
+  assert before == {p: p.stat().st_mtime_ns for p in (tmp_path / "run/checkpoints").rglob("*") if p.is_file()}
+  assert len([r for r in records(tmp_path / "run") if "loss" in r]) == 10
+
+
+def test_a_run_of_another_config_is_refused_with_the_fields_that_differ(command):
+  assert command("--mode=train", "--workdir=run", "steps=1").returncode == 0
+  refused = command("--mode=train", "--workdir=run", "steps=2", "seed=7", "model.layers=3")
+  assert refused.returncode != 0
+  assert "config.seed: 7, was 0" in refused.stderr and "config.model.layers: 3, was 2" in refused.stderr
+  assert "Traceback" not in refused.stderr

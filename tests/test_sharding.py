@@ -1,0 +1,164 @@
+"""Meshes of eight devices: the same training on each, parameters really split, and clear words where one does not fit."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from aogpt_jax import build_model
+from aogpt_jax import config as config_lib
+from aogpt_jax import sharding
+from aogpt_jax.training import step as step_lib
+
+STEPS = 3
+MESHES = {  # name -> config.mesh and micro-batches; "one" is a single device
+    "one": ({}, 1),
+    "data": (dict(data=8), 1),
+    "fsdp": (dict(fsdp=8), 1),
+    "all": (dict(data=2, fsdp=2, tensor=2), 2),
+}
+MISFITS = {  # name -> what differs from `tiny_config`, and what the message must say
+    "product": (dict(mesh=dict(data=3)), r"config\.mesh: data=3 x fsdp=1 x tensor=1 .*8 devices"),
+    "remainder": (dict(mesh=dict(fsdp=3)), r"config\.mesh: data=-1 x fsdp=3 x tensor=1 .*8 devices"),
+    "too_many": (dict(mesh=dict(tensor=16)), r"config\.mesh: data=-1 x fsdp=1 x tensor=16 .*8 devices"),
+    "batch": (dict(batch_size=12), r"config\.batch_size.*: 12 sequences.* 8 devices.*multiple of 8"),
+    "micro_batch": (dict(micro_batches=4), r"config\.batch_size / micro_batches: 4 sequences.* 8 devices.* of 8"),
+    "eval_batch": (dict(eval=dict(batch_size=20)), r"config\.eval\.batch_size: 20 sequences.* 8 devices.* of 8"),
+    "heads": (dict(mesh=dict(tensor=4)), r"config\.mesh\.tensor: 4 does not divide the 2 .*blocks/attention/qkv/"),
+    "vocab": (dict(mesh=dict(tensor=2), model=dict(vocab_size=31)), r"config\.mesh\.tensor: 2 does not divide the 31 "),
+    "width": (dict(mesh=dict(fsdp=8), model=dict(width=12)), r"config\.mesh\.fsdp: 8 does not divide the 12 "),
+    "logical_axis": (dict(sharding_rules=(("embd", "fsdp"),)), r"config\.sharding_rules: .*'embd'.*embed"),
+    "mesh_axis": (dict(sharding_rules=(("embed", "fdsp"),)), r"config\.sharding_rules: .*'fdsp'.*data, fsdp, tensor"),
+}
+
+
+def tiny_config(**changes):
+  config = config_lib.default_config()
+  config.batch_size = 16
+  config.orders = "mix(0.5)"
+  config.eval.batch_size = 16
+  config.model.update(layers=2, width=16, heads=2, block_size=6, vocab_size=32, cond_width=8, dtype="float32")
+  config.optimizer.update(learning_rate=1e-2, warmup_steps=2, decay_steps=100)
+  config.update(changes)
+  return config
+
+
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory):
+  """What a process with eight devices finds: arrays and texts; see `main`."""
+  path = tmp_path_factory.mktemp("sharding")
+  root = pathlib.Path(__file__).parent.parent
+  env = os.environ | {
+      "JAX_PLATFORMS": "cpu",
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+      "PYTHONPATH": str(root),
+  }
+  subprocess.run([sys.executable, "-W", "error", __file__, str(path)], env=env, cwd=root, check=True)
+  with np.load(path / "arrays.npz") as f:
+    return dict(f), json.loads((path / "texts.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("mesh", [name for name in MESHES if name != "one"])
+def test_training_on_a_mesh_equals_training_on_one_device(elsewhere, mesh):
+  arrays, _ = elsewhere
+  np.testing.assert_allclose(arrays[f"{mesh}/loss"], arrays["one/loss"], rtol=1e-5)
+  np.testing.assert_allclose(arrays[f"{mesh}/grad_norm"], arrays["one/grad_norm"], rtol=1e-4)
+  for kind in ("params", "ema"):
+    # Adam divides by the root of the second moment: where a gradient is near 0, rounding moves a value by more.
+    difference = np.abs(arrays[f"{mesh}/{kind}"] - arrays[f"one/{kind}"])
+    assert difference.max() < 1e-4 and np.median(difference) < 1e-7
+
+
+def test_the_steps_compared_have_moved_the_parameters(elsewhere):
+  arrays, _ = elsewhere
+  assert np.median(np.abs(arrays["one/params"] - arrays["initial/one"])) > 1e-3
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh(elsewhere):
+  arrays, _ = elsewhere
+  np.testing.assert_array_equal(arrays["initial/all"], arrays["initial/one"])
+
+
+# Whole shapes: tokens [32, 16], head [16, 32], qkv [2, 16, 3, 2, 8], mlp/fc [2, 16, 64], mlp/out [2, 64, 16].
+@pytest.mark.parametrize("mesh, shards", [
+    ("data", {"tokens/embedding": [32, 16], "head/kernel": [16, 32], "blocks/attention/qkv/kernel": [2, 16, 3, 2, 8],
+              "blocks/mlp/fc/kernel": [2, 16, 64], "blocks/mlp/out/kernel": [2, 64, 16]}),
+    ("fsdp", {"tokens/embedding": [32, 2], "head/kernel": [2, 32], "blocks/attention/qkv/kernel": [2, 2, 3, 2, 8],
+              "blocks/mlp/fc/kernel": [2, 2, 64], "blocks/mlp/out/kernel": [2, 64, 2]}),
+    ("all", {"tokens/embedding": [16, 8], "head/kernel": [8, 16], "blocks/attention/qkv/kernel": [2, 8, 3, 1, 8],
+             "blocks/mlp/fc/kernel": [2, 8, 32], "blocks/mlp/out/kernel": [2, 32, 8]}),
+])
+@pytest.mark.parametrize("kind", ["params", "ema", "mu", "nu"])
+def test_each_device_holds_its_part_of_the_state(elsewhere, mesh, shards, kind):
+  _, texts = elsewhere
+  assert {name: texts[f"{mesh}/{kind}"][name] for name in shards} == shards
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_a_mesh_that_does_not_fit_is_refused_in_one_line_with_the_numbers(elsewhere, name):
+  _, texts = elsewhere
+  message = texts[f"misfit/{name}"]
+  assert re.match(MISFITS[name][1], message) and "\n" not in message, message
+
+
+def flat(tree):
+  return np.concatenate([np.ravel(x) for x in jax.tree.leaves(tree)])
+
+
+def one_device():
+  return jax.make_mesh((1, 1, 1), sharding.MESH_AXES, devices=jax.devices()[:1],
+                       axis_types=(jax.sharding.AxisType.Auto,) * 3)
+
+
+def shard_shapes(tree):
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): list(x.addressable_shards[0].data.shape)
+          for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def refusal(changes):
+  config = tiny_config(**changes)
+  try:
+    step_lib.make_trainer(config, build_model(config), sharding.make_mesh(config))
+  except ValueError as e:
+    return str(e)
+  return "nothing was refused"
+
+
+def main(directory):
+  """Run in a process of its own, where there are eight devices."""
+  texts = {f"misfit/{name}": refusal(changes) for name, (changes, _) in MISFITS.items()}
+  arrays = {}
+  tokens = np.random.default_rng(0).integers(0, 32, size=(STEPS, 16, 6)).astype(np.int32)
+  initial = None
+  for name, (axes, micro_batches) in MESHES.items():
+    config = tiny_config(mesh=axes, micro_batches=micro_batches)
+    mesh = one_device() if name == "one" else sharding.make_mesh(config)
+    trainer = step_lib.make_trainer(config, build_model(config), mesh)
+    if name in ("one", "all"):  # the others start from the first one's state
+      state = trainer.init()
+      initial = initial or jax.device_get(state)
+      arrays[f"initial/{name}"] = flat(state.params)
+    else:
+      state = jax.device_put(initial, jax.tree.map(lambda x: x.sharding, trainer.shapes))
+    metrics = []
+    for batch in tokens:
+      state, m = trainer.step(state, jax.device_put(batch, sharding.batch_sharding(mesh)))
+      metrics.append(m)
+    for key in ("loss", "grad_norm"):
+      arrays[f"{name}/{key}"] = np.array([m[key] for m in metrics])
+    adam = state.opt_state[1]
+    for kind, tree in dict(params=state.params, ema=state.ema, mu=adam.mu, nu=adam.nu).items():
+      arrays[f"{name}/{kind}"] = flat(tree)
+      texts[f"{name}/{kind}"] = shard_shapes(tree)
+  np.savez(os.path.join(directory, "arrays.npz"), **arrays)
+  pathlib.Path(directory, "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+
+
+if __name__ == "__main__":
+  main(sys.argv[1])
