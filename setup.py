@@ -26,7 +26,8 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10.2"],
     "cuda": ["jax[cuda12]>=0.10.2"],
     "aot": ["libtpu"],  # compiling for a TPU pod without one
-    "tfds": ["tensorflow>=2.19"],  # preparing data sets of the TFDS catalogue; reading them needs nothing
+    # preparing data sets of the TFDS catalogue, those of Hugging Face among them; reading prepared ones needs nothing
+    "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.4"],  # checkpoints of the PyTorch code
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],
     "test": ["pytest>=8"],

@@ -36,6 +36,7 @@ def default_config() -> ml_collections.ConfigDict:
           cond_width=128,  # C, width of the target-position table
           target="adaln",  # how an entry is told its target position
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
+          position_init="normal",  # of the position and target tables: normal is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
@@ -167,6 +168,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
   for field, choices in (
       ("model.target", ("adaln",)),
+      ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
       ("eval.split", ("train", "validation", "test")),

@@ -37,7 +37,7 @@ def main(argv: list[str]) -> None:
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
     run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{name}")
-  except (ValueError, OSError, ImportError) as e:
+  except (ValueError, OSError, ImportError, RuntimeError) as e:
     sys.exit(f"error: {e}")
   try:
     _dispatch(run, _MODE.value)

@@ -86,8 +86,8 @@ def test_an_update_with_zero_gradient_shrinks_what_decays_and_leaves_the_rest():
 
 def test_the_first_rule_that_matches_the_whole_path_counts():
   params = {"a": {"kernel": 0.0, "kernel2": 0.0}, "b": {"kernel": 0.0}}
-  mask = optimizer.decay_mask(params, (("a/kernel", False), (".*/kernel", True), (".*", False)))
-  assert mask == {"a": {"kernel": False, "kernel2": False}, "b": {"kernel": True}}
+  mask = optimizer.decay_mask(params, (("a/kernel", True), (".*/kernel", False), (".*", False)))
+  assert mask == {"a": {"kernel": True, "kernel2": False}, "b": {"kernel": False}}
 
 
 def test_a_parameter_without_a_rule_is_an_error_that_names_it():

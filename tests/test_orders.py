@@ -1,4 +1,4 @@
-"""Orders: each distribution is what its name says, and a draw depends on the seed, the step and the global row alone."""
+"""Orders: each distribution is what its name says; a draw depends on the seed, the step and the global row alone."""
 
 import functools
 import itertools

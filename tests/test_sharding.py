@@ -1,4 +1,4 @@
-"""Meshes of eight devices: the same training on each, parameters really split, and clear words where one does not fit."""
+"""Meshes of eight devices: the same training on each, parameters really split, clear words where one does not fit."""
 
 import json
 import os
@@ -100,6 +100,15 @@ def test_each_device_holds_its_part_of_the_state(elsewhere, mesh, shards, kind):
   assert {name: texts[f"{mesh}/{kind}"][name] for name in shards} == shards
 
 
+@pytest.mark.parametrize("mesh", ["data", "fsdp"])
+def test_devices_exchange_parameters_and_never_the_activations_of_a_batch(elsewhere, mesh):
+  _, texts = elsewhere
+  shapes = texts[f"{mesh}/communicated"]
+  assert [32, 16] in shapes  # the token table or its gradient
+  # [B, T, ...] of the whole batch: the residual stream, queries, keys and values, the MLP, the logits.
+  assert not [shape for shape in shapes if shape[:2] == [16, 6] and np.prod(shape[2:]) > 1]
+
+
 @pytest.mark.parametrize("name", MISFITS)
 def test_a_mesh_that_does_not_fit_is_refused_in_one_line_with_the_numbers(elsewhere, name):
   _, texts = elsewhere
@@ -119,6 +128,13 @@ def one_device():
 def shard_shapes(tree):
   return {jax.tree_util.keystr(path, simple=True, separator="/"): list(x.addressable_shards[0].data.shape)
           for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def communicated(hlo):
+  """Shapes of all that an HLO module sends between devices."""
+  collectives = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute"
+  lines = re.findall(rf"= (.*?) (?:{collectives})(?:-start)?\(", hlo)
+  return [json.loads(f"[{dims}]") for line in lines for dims in re.findall(r"[a-z]\w*\[([\d,]*)\]", line)]
 
 
 def refusal(changes):
@@ -146,9 +162,12 @@ def main(directory):
       arrays[f"initial/{name}"] = flat(state.params)
     else:
       state = jax.device_put(initial, jax.tree.map(lambda x: x.sharding, trainer.shapes))
+    batches = [jax.device_put(batch, sharding.batch_sharding(mesh)) for batch in tokens]
+    step = trainer.step.lower(trainer.shapes, batches[0]).compile()
+    texts[f"{name}/communicated"] = communicated(step.as_text())
     metrics = []
-    for batch in tokens:
-      state, m = trainer.step(state, jax.device_put(batch, sharding.batch_sharding(mesh)))
+    for batch in batches:
+      state, m = step(state, batch)
       metrics.append(m)
     for key in ("loss", "grad_norm"):
       arrays[f"{name}/{key}"] = np.array([m[key] for m in metrics])

@@ -15,6 +15,14 @@ import jax.numpy as jnp
 
 from aogpt_jax.models import layers
 
+# What the tables of positions and of target positions start from, by `config.model.position_init`. From random rows a model
+# has to find out which positions are neighbours, pair by pair; sinusoids tell it, which shortens that for small models:
+# the positions stand out from the tokens they are added to, and the targets reach the modulation at full size.
+POSITION_INITS = {
+    "normal": (layers.truncated_normal(layers.INIT_STD),) * 2,
+    "sinusoid": (layers.sinusoids(3 * layers.INIT_STD), layers.sinusoids(1.0)),
+}
+
 
 class Modulation(nn.Module):
   """adaLN: `parts` vectors of the model's width from a conditioning vector c, as Dense(SiLU(c))."""
@@ -38,8 +46,8 @@ class Modulation(nn.Module):
         dtype=self.dtype, param_dtype=self.param_dtype, name="dense",
     )(jax.nn.silu(cond))
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    modulation = modulation if rows is None else modulation[rows]
-    return [modulation[..., part, :] for part in range(self.parts)]
+    parts = [jnp.squeeze(x, -2) for x in jnp.split(modulation, self.parts, axis=-2)]
+    return parts if rows is None else [x[rows] for x in parts]
 
 
 class Block(nn.Module):
@@ -80,6 +88,7 @@ class Decoder(nn.Module):
   cond_width: int
   target: str
   gate_init: float
+  position_init: str
   dtype: Any
   param_dtype: Any
   remat: bool
@@ -89,9 +98,11 @@ class Decoder(nn.Module):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     self.tokens = layers.Embed(self.vocab_size, self.width, ("vocab", "embed"), **kw)
     # Row 0 belongs to the start entry, row p + 1 to the token at position p.
-    self.positions = layers.Embed(self.block_size + 1, self.width, ("position", "embed"), **kw)
+    self.positions = layers.Embed(
+        self.block_size + 1, self.width, ("position", "embed"), init=POSITION_INITS[self.position_init][0], **kw)
     self.start = layers.Embed(1, self.width, ("position", "embed"), **kw)
-    self.targets = layers.Embed(self.block_size, self.cond_width, ("position", "condition"), **kw)
+    self.targets = layers.Embed(
+        self.block_size, self.cond_width, ("position", "condition"), init=POSITION_INITS[self.position_init][1], **kw)
     block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
     # The layers' parameters are stacked, [L, ...], whether the loop over them is compiled as a loop or unrolled.
     self.blocks = nn.scan(

@@ -21,6 +21,22 @@ def truncated_normal(std: float) -> nn.initializers.Initializer:
   return nn.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
 
 
+def sinusoids(rms: float) -> nn.initializers.Initializer:
+  """Row p is the sines and cosines of p (Vaswani et al., arXiv 1706.03762, section 3.5), of this root mean square.
+
+  The wavelengths go from 2 pi to twice the number of rows.
+  """
+
+  def init(key: jax.Array, shape: tuple[int, int], dtype: Any = jnp.float32) -> jax.Array:
+    del key
+    rows, width = shape
+    frequencies = jnp.geomspace(1.0, jnp.pi / rows, width // 2)
+    angles = jnp.arange(rows)[:, None] * frequencies
+    return (rms * 2**0.5 * jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)).astype(dtype)
+
+  return init
+
+
 class Embed(nn.Module):
   """A table of learned rows."""
 
@@ -29,9 +45,10 @@ class Embed(nn.Module):
   axes: tuple[str, str]  # logical names of (rows, width)
   dtype: Any
   param_dtype: Any
+  init: nn.initializers.Initializer = truncated_normal(INIT_STD)
 
   def setup(self):
-    init = nn.with_logical_partitioning(truncated_normal(INIT_STD), self.axes)
+    init = nn.with_logical_partitioning(self.init, self.axes)
     self.embedding = self.param("embedding", init, (self.rows, self.width), self.param_dtype)
 
   def __call__(self, ids: jax.Array) -> jax.Array:
@@ -101,7 +118,7 @@ class Attention(nn.Module):
     head_dim = self.width // self.heads
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), name="qkv", **kw)(x_BSD)
-    q, k, v = (qkv[:, :, i] for i in range(3))  # [B, S, H, K]
+    q, k, v = (jnp.squeeze(x, 2) for x in jnp.split(qkv, 3, axis=2))  # [B, S, H, K]
     q = RMSNorm("head_dim", name="q_norm", **kw)(q)
     k = RMSNorm("head_dim", name="k_norm", **kw)(k)
     length = x_BSD.shape[1]

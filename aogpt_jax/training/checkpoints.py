@@ -60,7 +60,7 @@ class Checkpoints:
 
     Raises:
       ConfigError: the newest checkpoint belongs to another run; the message names the fields.
-      RuntimeError: there are checkpoints, and none can be restored.
+      OSError: there are checkpoints, and none can be restored.
     """
     failed = []
     for step in sorted(self._manager.all_steps(), reverse=True):
@@ -84,7 +84,7 @@ class Checkpoints:
         self._manager.delete(step)
       return state
     if failed:
-      raise RuntimeError(f"{self._manager.directory}: none of the checkpoints {failed} can be restored; the reasons are "
+      raise OSError(f"{self._manager.directory}: none of the checkpoints {failed} can be restored; the reasons are "
                          "above. Move the directory away to start anew.")
     return None
 
