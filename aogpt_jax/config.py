@@ -5,6 +5,8 @@ The defaults are AO-GPT small as released. A file in configs/ takes `default_con
 
 from collections.abc import Iterator
 import difflib
+import math
+import re
 from typing import Any
 
 import ml_collections
@@ -118,8 +120,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 def _unknown(given: Any, known: Any, path: str) -> Iterator[str]:
   for name in given:
     if name not in known:
-      near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.0)
-      yield f"{path}.{name}: there is no such field; did you mean {path}.{near[0]}?"
+      yield _no_such_field(name, known, path)
     elif isinstance(known[name], config_dict.ConfigDict):
       if isinstance(given[name], config_dict.ConfigDict):
         yield from _unknown(given[name], known[name], f"{path}.{name}")
@@ -131,6 +132,23 @@ def _unknown(given: Any, known: Any, path: str) -> Iterator[str]:
   for name in known:
     if name not in given:
       yield f"{path}.{name}: is missing; start from aogpt_jax.config.default_config()."
+
+
+def _no_such_field(name: str, known: config_dict.ConfigDict, path: str) -> str:
+  near = difflib.get_close_matches(name, list(known), n=1)
+  hint = f"did you mean {path}.{near[0]}?" if near else f"{path} has {', '.join(known)}."
+  return f"{path}.{name}: there is no such field; {hint}"
+
+
+def check_field(path: str) -> None:
+  """Raises ConfigError where a dotted path such as "model.width" names no field."""
+  known, prefix = default_config(), "config"
+  for name in path.split("."):
+    if not isinstance(known, config_dict.ConfigDict):
+      raise ConfigError(f"config.{path}: {prefix} is one value and has no fields; set that.")
+    if name not in known:
+      raise ConfigError(_no_such_field(name, known, prefix))
+    known, prefix = known[name], f"{prefix}.{name}"
 
 
 def _same_type(value: Any, example: Any) -> bool:
@@ -166,6 +184,15 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
+  for field in ("optimizer.learning_rate", "optimizer.final_learning_rate", "optimizer.eps", "optimizer.weight_decay",
+                "sample.temperature", "model.gate_init"):
+    yield from out_of_range(field, "finite", math.isfinite)
+  yield from out_of_range(
+      "optimizer.weight_decay_rules", "pairs of a regular expression and True or False, as (('.*/kernel', True),)",
+      lambda rules: _are_pairs(rules, str, bool) and all(_is_regex(pattern) for pattern, _ in rules))
+  yield from out_of_range(
+      "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
+      lambda rules: _are_pairs(rules, str, str))
   for field, choices in (
       ("model.target", ("adaln",)),
       ("model.position_init", ("normal", "sinusoid")),
@@ -176,6 +203,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
 
   m = config.model
+  if m.param_dtype == "bfloat16" and config.optimizer.ema_decay > 0.99:
+    yield (f"config.model.param_dtype: in bfloat16 an average with config.optimizer.ema_decay = {config.optimizer.ema_decay} "
+           "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
@@ -207,6 +237,18 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       yield f"config.{field}: {e}"
 
 
+def _are_pairs(rules: tuple, first: type, second: type) -> bool:
+  return all(isinstance(r, tuple) and len(r) == 2 and isinstance(r[0], first) and isinstance(r[1], second) for r in rules)
+
+
+def _is_regex(pattern: str) -> bool:
+  try:
+    re.compile(pattern)
+  except re.error:
+    return False
+  return True
+
+
 def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
   """Inverse of `ConfigDict.to_dict()`, also after a way through JSON (which has no tuples, as a config has no lists)."""
 
@@ -219,7 +261,7 @@ def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
 
 
 # What a run may change when it is started again; anything else would make it another run.
-FREE_TO_CHANGE = ("steps", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
+FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
                   "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
 
 

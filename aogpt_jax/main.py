@@ -28,21 +28,41 @@ _MODE = flags.DEFINE_enum("mode", "all", MODES, "What to do; all trains, evaluat
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
-    raise app.UsageError(f"unknown arguments: {' '.join(argv[1:])}")
-  if _CONFIG.value is None:
-    raise app.UsageError("--config is missing; give a config file, e.g. --config=configs/tiny.py")
+    sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
+  path = _config_path(config_flags.get_config_filename(flags.FLAGS["config"]))
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
-  name = pathlib.Path(config_flags.get_config_filename(flags.FLAGS["config"])).stem
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
-    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{name}")
+    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}")
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     sys.exit(f"error: {e}")
   try:
     _dispatch(run, _MODE.value)
   except (config_lib.ConfigError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
+
+
+def _parse_flags(argv: list[str]) -> list[str]:
+  """absl's parser, with one line instead of a traceback where the config or one of its fields does not exist."""
+  arguments = [argument.lstrip("-").partition("=") for argument in argv[1:]]
+  names = [name for name, _, _ in arguments]
+  if not {"config", "help", "helpshort", "helpfull"}.intersection(names):
+    sys.exit("error: --config is missing; give a config file, e.g. --config=configs/tiny.py")
+  for name, _, value in arguments:
+    if name == "config" and value and not _config_path(value).is_file():
+      sys.exit(f"error: --config={value}: there is no such file in {pathlib.Path.cwd()}")
+  try:
+    for name in names:
+      if name.startswith("config."):
+        config_lib.check_field(name.removeprefix("config."))
+    return flags.FLAGS(argv)
+  except (config_lib.ConfigError, flags.Error) as e:
+    sys.exit(f"error: {e}")
+
+
+def _config_path(value: str) -> pathlib.Path:
+  return pathlib.Path(value.split(":")[0])  # what follows a colon is the argument of get_config()
 
 
 def _dispatch(run: run_lib.Run, mode: str) -> None:
@@ -75,4 +95,4 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
 
 
 if __name__ == "__main__":
-  app.run(main)
+  app.run(main, flags_parser=_parse_flags)

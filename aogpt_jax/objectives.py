@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 def any_order_nll(model: nn.Module, params: Any, tokens: jax.Array, orders: jax.Array) -> jax.Array:
-  """-log p(x_sigma(i) | x_sigma(<i)) of each entry i in nats, float32 [B, S] (arXiv 2506.19935, equation 6).
+  """-log p(x_sigma(i) | x_sigma(<i)) of each entry i in nats, float32 [B, S] (arXiv 2506.19935).
 
   Args:
     model: a decoder.

@@ -38,18 +38,19 @@ def mix(left_to_right: float) -> Draw:
   if not 0 <= left_to_right <= 1:
     raise ValueError(f"the share of left-to-right orders is {left_to_right}; it must be from 0 to 1.")
 
+  share = float(left_to_right)
+
   def draw(key, length):
     coin, order = jax.random.split(key)
     ascending = jnp.arange(length, dtype=jnp.int32)
-    return jnp.where(jax.random.bernoulli(coin, left_to_right), ascending, uniform()(order, length))
+    return jnp.where(jax.random.bernoulli(coin, share), ascending, uniform()(order, length))
 
   return draw
 
 
 def fixed_random(seed: int = 0) -> Draw:
   """One random order, the same for every example and step."""
-  if seed < 0:
-    raise ValueError(f"the seed is {seed}; it must be 0 or more.")
+  _check_seed(seed)
   return lambda key, length: uniform()(root_key(seed), length)
 
 
@@ -57,8 +58,7 @@ def block_wise(block: int = 4, seed: int = 0) -> Draw:
   """Blocks from left to right; inside each the same permutation, the paper's 0, 2, 3, 1 for 4, else drawn by `seed`."""
   if block < 1:
     raise ValueError(f"the block is {block} tokens; it must be at least 1.")
-  if seed < 0:
-    raise ValueError(f"the seed is {seed}; it must be 0 or more.")
+  _check_seed(seed)
   inside = np.array([0, 2, 3, 1]) if block == 4 else np.random.default_rng(seed).permutation(block)
 
   def draw(key, length):
@@ -67,6 +67,11 @@ def block_wise(block: int = 4, seed: int = 0) -> Draw:
     return jnp.asarray(order[order < length], dtype=jnp.int32)
 
   return draw
+
+
+def _check_seed(seed: int) -> None:
+  if not 0 <= seed < 2**32:  # JAX takes larger ones modulo 2**32, in silence
+    raise ValueError(f"the seed is {seed}; it must be 0 or more and below 2**32.")
 
 
 ORDERS: dict[str, Callable[..., Draw]] = {

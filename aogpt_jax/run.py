@@ -4,6 +4,7 @@ import dataclasses
 import pathlib
 
 from flax import linen as nn
+import jax
 from jax.sharding import Mesh
 import ml_collections
 
@@ -13,6 +14,8 @@ from aogpt_jax import models
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
+from aogpt_jax.training import optimizer
+from aogpt_jax.training import step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +37,11 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
   """
   config_lib.check(config)
   mesh = sharding.make_mesh(config)
+  model = models.build_model(config)
+  # Before minutes of tokenising: do the mesh and the rules fit the parameters?
+  boxed = jax.eval_shape(lambda: step.init_params(model, config.seed))
+  sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
+  optimizer.decay_mask(nn.unbox(boxed), config.optimizer.weight_decay_rules)
   tokenizer = tokenizers.load(config.data.tokenizer)
   if config.model.vocab_size < tokenizer.vocab_size:
     raise config_lib.ConfigError(
@@ -42,4 +50,4 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
   directory = pathlib.Path(workdir).expanduser().resolve()
   directory.mkdir(parents=True, exist_ok=True)
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
-  return Run(config, directory, mesh, models.build_model(config), tokenizer, packed)
+  return Run(config, directory, mesh, model, tokenizer, packed)

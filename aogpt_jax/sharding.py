@@ -68,5 +68,20 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P(("data", "fsdp")))
 
 
+def on_mesh(mesh: Mesh):
+  """A context in which a jitted function is traced, for `keep_batch_split`."""
+  return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+
+
+def keep_batch_split(x: jax.Array) -> jax.Array:
+  """Ties activations [B, ...] to the devices of their rows; without it, XLA follows the parameters and moves activations.
+
+  Outside of `on_mesh` it does nothing.
+  """
+  if "fsdp" not in jax.sharding.get_abstract_mesh().axis_names:
+    return x
+  return jax.lax.with_sharding_constraint(x, P(("data", "fsdp")))
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P())

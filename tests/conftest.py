@@ -9,6 +9,9 @@ import sys
 
 import pytest
 
+# Nearly all of the tests' time is XLA compiling programs that run for milliseconds. Set before JAX starts; processes inherit it.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
 # ml_collections 1.1 loads config files by a function that Python 3.12 removes; it has another way there.
 LOAD_MODULE = "ignore:the load_module() method is deprecated:DeprecationWarning"
 ROOT = pathlib.Path(__file__).resolve().parents[1]

@@ -16,12 +16,12 @@ from aogpt_jax.training import step as step_lib
 
 @pytest.fixture
 def compilations():
-  """Function name -> how often XLA compiled it while the test ran."""
+  """Name of a jitted function -> how often XLA compiled it while the test ran."""
   counts = collections.Counter()
 
   def listen(event, duration, **kwargs):
     if event == "/jax/core/compile/backend_compile_duration":
-      counts[kwargs.get("fun_name")] += 1
+      counts[kwargs["fun_name"].removeprefix("jit(").removesuffix(")")] += 1
 
   jax.monitoring.register_event_duration_secs_listener(listen)
   yield counts
@@ -93,6 +93,7 @@ def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(wo
   assert int(restored.step) == 2
   assert "step 4 can't be restored" in caplog.text
   assert int(loop.train(run).step) == 4
+  assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.is_dir()) == ["2", "4", "damaged-4"]
 
 
 def test_load_model_where_there_is_nothing_says_so(tmp_path):

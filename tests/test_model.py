@@ -256,6 +256,18 @@ def test_biases_start_at_0_and_those_of_the_gates_alone_at_gate_init(initial):
     np.testing.assert_array_equal(initial[name], expected, err_msg=name)
 
 
+def test_sinusoid_tables_are_sines_and_cosines_of_the_position():
+  model = tiny_model(position_init="sinusoid", width=8, cond_width=4, block_size=9)
+  params = nn.unbox(step_lib.init_params(model, 0))
+  for name, rows, width, rms in (("positions", 10, 8, 0.06), ("targets", 9, 4, 1.0)):
+    table = np.asarray(params[name]["embedding"]) / (rms * math.sqrt(2))
+    wavelengths = np.geomspace(2 * math.pi, 2 * rows, width // 2)
+    for column, wavelength in enumerate(wavelengths):
+      angles = 2 * math.pi * np.arange(rows) / wavelength
+      np.testing.assert_allclose(table[:, column], np.sin(angles), atol=1e-5)
+      np.testing.assert_allclose(table[:, column + width // 2], np.cos(angles), atol=1e-5)
+
+
 def test_layers_start_different_from_each_other(initial):
   kernel = initial["blocks/mlp/fc/kernel"]
   for one, other in itertools.combinations(kernel, 2):

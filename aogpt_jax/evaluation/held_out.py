@@ -58,7 +58,9 @@ def table(results: dict[str, likelihood.Likelihood], entropies: baselines.Entrop
 def write_json(path: pathlib.Path, step: int, split: str, results: dict[str, likelihood.Likelihood],
                entropies: baselines.Entropies) -> None:
   """All figures of an evaluation with what they were computed from."""
-  record = {"step": step, "split": split, "weights": "ema",
-            "entropies": dataclasses.asdict(entropies),
-            **{name: dataclasses.asdict(result) for name, result in results.items()}}
+  def fields(result):  # JSON has no nan
+    return {k: None if v != v else v for k, v in dataclasses.asdict(result).items()}
+
+  record = {"step": step, "split": split, "weights": "ema", "entropies": fields(entropies),
+            **{name: fields(result) for name, result in results.items()}}
   path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")

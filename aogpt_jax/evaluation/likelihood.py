@@ -91,6 +91,10 @@ def _score(model, mesh, plan, seed, params, tokens, weight, first_row, token_byt
   batch, length = tokens.shape
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
   sigma = [orders.draw(spec, orders.root_key(seed), r, rows, length) for spec, count in plan for r in range(count)]
-  score = lambda sigma_BT: objectives.any_order_nll(model, params, tokens, sigma_BT).sum(axis=1)
+
+  def score(sigma_BT):
+    with sharding.on_mesh(mesh):
+      return objectives.any_order_nll(model, params, tokens, sigma_BT).sum(axis=1)
+
   out = jax.lax.map(score, jnp.stack(sigma)), weight, token_bytes[tokens].sum(axis=1)
   return jax.lax.with_sharding_constraint(out, sharding.replicated(mesh))

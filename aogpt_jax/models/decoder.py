@@ -13,6 +13,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from aogpt_jax import sharding
 from aogpt_jax.models import layers
 
 # What the tables of positions and of target positions start from, by `config.model.position_init`. From random rows a model
@@ -132,14 +133,17 @@ class Decoder(nn.Module):
     Raises:
       ValueError: more entries than the block size, or shapes that do not fit.
     """
+    if tokens.ndim != 2 or orders.ndim != 2:
+      raise ValueError(f"orders {orders.shape} and tokens {tokens.shape} must both be [batch, length].")
     if tokens.shape[1] > self.block_size:
       raise ValueError(f"{tokens.shape[1]} tokens do not fit the model's block_size = {self.block_size}.")
-    if tokens.shape[0] != orders.shape[0] or orders.shape[1] > tokens.shape[1]:
-      raise ValueError(f"orders {orders.shape} do not fit tokens {tokens.shape}: give one order for each sequence.")
+    if tokens.shape[0] != orders.shape[0] or not 1 <= orders.shape[1] <= tokens.shape[1]:
+      raise ValueError(f"orders {orders.shape} do not fit tokens {tokens.shape}: give each sequence one order, of at least "
+                       "one and at most all of its positions.")
     known = orders[:, :-1]
     slots = jnp.pad(known + 1, ((0, 0), (1, 0)))
     known_tokens = jnp.pad(jnp.take_along_axis(tokens, known, axis=1), ((0, 0), (1, 0)))
-    x_BSD = self._embed(known_tokens, slots)
+    x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots))
     cond = self.targets.table()
     x_BSD, _ = self.blocks(x_BSD, cond, orders)
     return self._logits(x_BSD, cond, orders)
@@ -154,7 +158,7 @@ class Decoder(nn.Module):
       slots: int [B, S], 0 for the start entry, else the token's position + 1.
       targets: int [B, S], the position that each entry predicts.
       cache: from `init_cache` or a previous call.
-      index: number of entries in the cache.
+      index: number of entries in the cache; with the S new ones at most its length, which is not checked.
 
     Returns:
       float32 [B, S, V] and the cache with the entries at index..index+S-1.

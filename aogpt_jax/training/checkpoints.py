@@ -80,8 +80,9 @@ class Checkpoints:
                         self._manager.directory, step, type(e).__name__, str(e).split("\n")[0])
         failed.append(step)
         continue
-      for step in failed:  # or the manager would refuse to write these steps again
-        self._manager.delete(step)
+      for step in failed if jax.process_index() == 0 else ():  # out of the way of what will be saved again, not lost
+        (self._manager.directory / str(step)).rename(self._manager.directory / f"damaged-{step}")
+      self._manager.reload()
       return state
     if failed:
       raise OSError(f"{self._manager.directory}: none of the checkpoints {failed} can be restored; the reasons are "

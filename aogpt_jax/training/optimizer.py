@@ -51,4 +51,4 @@ def update_ema(ema: Any, params: Any, updates_done: jax.Array, max_decay: float)
   """The moving average after update n = `updates_done` (from 1), with decay min(max_decay, (1 + n) / (10 + n))."""
   n = updates_done.astype(jnp.float32)
   decay = jnp.minimum(max_decay, (1 + n) / (10 + n))
-  return jax.tree.map(lambda e, p: (e - (1 - decay) * (e - p)).astype(e.dtype), ema, params)
+  return jax.tree.map(lambda e, p: (decay * e + (1 - decay) * p).astype(e.dtype), ema, params)

@@ -65,7 +65,8 @@ def make_trainer(
     return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params))
 
   def loss_fn(params, tokens, sigma):
-    return objectives.any_order_nll(model, params, tokens, sigma).mean()
+    with sharding.on_mesh(mesh):
+      return objectives.any_order_nll(model, params, tokens, sigma).mean()
 
   def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
     batch_size, length = tokens.shape
