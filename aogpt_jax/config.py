@@ -95,7 +95,12 @@ def default_config() -> ml_collections.ConfigDict:
           batch_size=2,  # texts drawn at each evaluation and at the end, per order
           length=0,  # tokens; 0: block_size
           orders=("left_to_right", "uniform"),  # distributions of the generation order
+          steps=0,  # S, in which a text is drawn; 0: one for each token
+          counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
+          schedule="linear",  # of the noise level over the steps: linear or cosine
           temperature=1.0,  # 0 takes the most probable token
+          top_p=1.0,  # keeps the most probable tokens while the mass before them is below it; 1 keeps all
+          top_k=0,  # keeps the k most probable tokens; 0 keeps all
           seed=0,
       ),
       checkpoint=c(
@@ -175,7 +180,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
       "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences sample.length "
-      "sample.temperature sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
+      "sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
   yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
@@ -183,6 +188,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
+  yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
   yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
   for field in ("optimizer.learning_rate", "optimizer.final_learning_rate", "optimizer.eps", "optimizer.weight_decay",
                 "sample.temperature", "model.gate_init"):
@@ -198,6 +204,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
+      ("sample.counts", ("fixed", "binomial")),
+      ("sample.schedule", ("linear", "cosine")),
       ("eval.split", ("train", "validation", "test")),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop

@@ -50,4 +50,9 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
   directory = pathlib.Path(workdir).expanduser().resolve()
   directory.mkdir(parents=True, exist_ok=True)
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
+  for split in ("validation", config.eval.split):  # now, and not at the first evaluation
+    if split not in packed.num_sequences:
+      raise config_lib.ConfigError(
+          f"config.data.{split}_fraction: is 0, so that there is no {split} text to evaluate on; set it above 0, or name a "
+          f"split of the data set in config.data.{split}_split.")
   return Run(config, directory, mesh, model, tokenizer, packed)

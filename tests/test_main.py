@@ -18,6 +18,7 @@ from conftest import ROOT
     (["data.source=files:nowhere/*.txt"], "nowhere/*.txt"),
     (["data.tokenizer=nowhere.tiktoken"], "nowhere.tiktoken"),
     (["mesh.fsdp=3"], "config.mesh"),
+    (["data.validation_fraction=0.0"], "config.data.validation_fraction: is 0, so that there is no validation text"),
     (["--mode=eval"], "there is no checkpoint"),
     (["--mode=tune"], "--mode"),
     (["--workdri=x"], "workdri"),

@@ -1,12 +1,18 @@
 """A killed run goes on as if nothing had happened: real processes, real SIGKILL, every bit compared."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import time
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+
+import aogpt_jax
+from conftest import ROOT
 
 
 def arrays(workdir, step):
@@ -73,3 +79,31 @@ def test_a_run_of_another_config_is_refused_with_the_fields_that_differ(command)
   assert refused.returncode != 0
   assert "config.seed: 7, was 0" in refused.stderr and "config.model.layers: 3, was 2" in refused.stderr
   assert "Traceback" not in refused.stderr
+
+
+LOAD = """
+import sys, jax, numpy as np
+import aogpt_jax
+from aogpt_jax import config, sharding
+assert jax.device_count() == 8
+settings = config.default_config()
+settings.mesh.update(data=2, fsdp=4)
+_, here = aogpt_jax.load_model(sys.argv[1])
+_, split = aogpt_jax.load_model(sys.argv[1], sharding.make_mesh(settings))
+kernel = split["blocks"]["mlp"]["fc"]["kernel"]
+assert kernel.addressable_shards[0].data.size * 4 == kernel.size
+jax.tree.map(np.testing.assert_array_equal, here, split)
+np.save(sys.argv[2], np.asarray(kernel))
+"""
+
+
+def test_a_run_goes_on_and_its_model_loads_on_another_number_of_devices(command, tmp_path):
+  assert command("--mode=train", "--workdir=run", "steps=2").returncode == 0
+  eight = {"XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
+  resumed = command("--mode=train", "--workdir=run", "steps=4", "micro_batches=1", "mesh.fsdp=2", environment=eight)
+  assert resumed.returncode == 0, resumed.stderr
+  assert "going on from the checkpoint of step 2" in resumed.stdout and "8 x cpu" in resumed.stdout
+  subprocess.run([sys.executable, "-W", "error", "-c", LOAD, "run", "kernel.npy"], cwd=tmp_path, check=True,
+                 env={**os.environ, **eight, "PYTHONPATH": str(ROOT)})
+  _, params = aogpt_jax.load_model(tmp_path / "run")  # and on this process's one device
+  np.testing.assert_array_equal(params["blocks"]["mlp"]["fc"]["kernel"], np.load(tmp_path / "kernel.npy"))

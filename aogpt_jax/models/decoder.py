@@ -64,14 +64,14 @@ class Block(nn.Module):
   @nn.compact
   def __call__(
       self, x_BSD: jax.Array, cond: jax.Array, rows: jax.Array | None,
-      cache: layers.Cache | None = None, index: jax.Array | int = 0,
+      cache: layers.Cache | None = None, write: jax.Array | None = None, visible: jax.Array | None = None,
   ) -> tuple[jax.Array, layers.Cache | None]:
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     branch = dict(width=self.width, num_layers=self.num_layers, **kw)
     shift1, scale1, gate1, shift2, scale2, gate2 = Modulation(
         6, self.width, gates=(2, 5), gate_init=self.gate_init, name="modulation", **kw)(cond, rows)
     h_BSD = layers.RMSNorm("embed", name="norm1", **kw)(x_BSD) * (1 + scale1) + shift1
-    h_BSD, cache = layers.Attention(heads=self.heads, name="attention", **branch)(h_BSD, cache, index)
+    h_BSD, cache = layers.Attention(heads=self.heads, name="attention", **branch)(h_BSD, cache, write, visible)
     x_BSD = x_BSD + gate1 * h_BSD
     h_BSD = layers.RMSNorm("embed", name="norm2", **kw)(x_BSD) * (1 + scale2) + shift2
     x_BSD = x_BSD + gate2 * layers.MLP(name="mlp", **branch)(h_BSD)
@@ -149,19 +149,24 @@ class Decoder(nn.Module):
     return self._logits(x_BSD, cond, orders)
 
   def extend(
-      self, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...], index: jax.Array
+      self, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...], write: jax.Array,
+      visible: jax.Array, queries: int,
   ) -> tuple[jax.Array, tuple[layers.Cache, ...]]:
-    """Appends S entries to the cache and returns their logits.
+    """Runs S entries against the cache.
+
+    An entry sees itself and the first `visible` slots of the cache, in which the entries of this call already are.
 
     Args:
       tokens: int [B, S], the token that each entry holds; ignored for the start entry.
       slots: int [B, S], 0 for the start entry, else the token's position + 1.
       targets: int [B, S], the position that each entry predicts.
       cache: from `init_cache` or a previous call.
-      index: number of entries in the cache; with the S new ones at most its length, which is not checked.
+      write: int [B, S], the slot of the cache that each entry enters; one past the end for an entry that enters none.
+      visible: int [B, S], see above; entry i of the full forward pass sees i slots.
+      queries: how many of the entries, the last ones, are asked for their logits.
 
     Returns:
-      float32 [B, S, V] and the cache with the entries at index..index+S-1.
+      float32 [B, queries, V] and the new cache.
     """
     x_BSD = self._embed(tokens, slots)
     cond = self.targets(targets)
@@ -171,9 +176,9 @@ class Decoder(nn.Module):
     new_cache = []
     for layer in range(self.layers):
       params = jax.tree.map(lambda p: p[layer], stacked)  # pylint: disable=cell-var-from-loop
-      x_BSD, layer_cache = block.apply({"params": params}, x_BSD, cond, None, cache[layer], index)
+      x_BSD, layer_cache = block.apply({"params": params}, x_BSD, cond, None, cache[layer], write, visible)
       new_cache.append(layer_cache)
-    return self._logits(x_BSD, cond, None), tuple(new_cache)
+    return self._logits(x_BSD[:, -queries:], cond[:, -queries:], None), tuple(new_cache)
 
   def init_cache(self, batch: int, length: int) -> tuple[layers.Cache, ...]:
     """An empty cache for `length` entries: per layer {"k", "v"} of [B, length, H, K]."""

@@ -112,26 +112,22 @@ class Attention(nn.Module):
 
   @nn.compact
   def __call__(
-      self, x_BSD: jax.Array, cache: Cache | None = None, index: jax.Array | int = 0
+      self, x_BSD: jax.Array, cache: Cache | None = None, write: jax.Array | None = None, visible: jax.Array | None = None
   ) -> tuple[jax.Array, Cache | None]:
-    """Attends among the S entries; with a cache, the entries first enter it at slots index..index+S-1."""
+    """Attends among the S entries in causal order, or to a cache: see `Decoder.extend` for `write` and `visible`."""
     head_dim = self.width // self.heads
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), name="qkv", **kw)(x_BSD)
     q, k, v = (jnp.squeeze(x, 2) for x in jnp.split(qkv, 3, axis=2))  # [B, S, H, K]
     q = RMSNorm("head_dim", name="q_norm", **kw)(q)
     k = RMSNorm("head_dim", name="k_norm", **kw)(k)
-    length = x_BSD.shape[1]
     if cache is None:
-      mask = attention.causal_mask(length)
+      y = attention.attend(q, k, v, attention.causal_mask(x_BSD.shape[1]))
     else:
       # Written before attention reads it, so that XLA updates the buffer in place.
-      k = jax.lax.dynamic_update_slice_in_dim(cache["k"], k, index, axis=1)
-      v = jax.lax.dynamic_update_slice_in_dim(cache["v"], v, index, axis=1)
-      cache = {"k": k, "v": v}
-      slots = jnp.arange(k.shape[1])
-      mask = (slots[None, :] <= index + jnp.arange(length)[:, None])[None, None]
-    y = attention.attend(q, k, v, mask)
+      batch = jnp.arange(x_BSD.shape[0])[:, None]
+      cache = {"k": cache["k"].at[batch, write].set(k, mode="drop"), "v": cache["v"].at[batch, write].set(v, mode="drop")}
+      y = attention.attend_cache(q, k, v, cache["k"], cache["v"], visible)
     y = y.reshape(*y.shape[:2], self.width)
     std = INIT_STD / (2 * self.num_layers) ** 0.5
     y = Dense((self.width,), ("heads", "embed"), std=std, name="out", **kw)(y)

@@ -77,7 +77,7 @@ class Checkpoints:
         raise
       except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
         logging.warning("%s: step %d can't be restored (%s: %s); trying the one before it.",
-                        self._manager.directory, step, type(e).__name__, str(e).split("\n")[0])
+                        self._manager.directory, step, type(e).__name__, str(e).split("\n")[0][:200])
         failed.append(step)
         continue
       for step in failed if jax.process_index() == 0 else ():  # out of the way of what will be saved again, not lost

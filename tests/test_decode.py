@@ -1,0 +1,210 @@
+"""Cached decoding: the numbers of the PyTorch code, the distribution enumerated, known tokens kept, whatever the batch."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import golden_weights
+from aogpt_jax import build_model
+from aogpt_jax import config as config_lib
+from aogpt_jax.models import decoder
+from aogpt_jax.sampling import decode
+from aogpt_jax.sampling import filters
+from aogpt_jax.sampling import plan
+from aogpt_jax.training import step as step_lib
+from flax import linen as nn
+
+
+def golden(name):
+  arrays, config = golden_weights.load(name)
+  return arrays, build_model(config), jax.tree.map(jnp.asarray, golden_weights.to_tree(arrays, config))
+
+
+def small_model(**fields):
+  """A model with random weights of a size at which every part has an effect."""
+  config = config_lib.default_config()
+  config.model.update(layers=2, width=32, heads=2, block_size=64, vocab_size=64, cond_width=16, dtype="float32")
+  config.model.update(fields)
+  model = build_model(config)
+  params = nn.unbox(jax.eval_shape(lambda: step_lib.init_params(model, 0)))
+  rng = np.random.default_rng(0)
+  return model, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32), params)
+
+
+def keys(n, seed=0):
+  return jax.random.split(jax.random.key(seed), n)
+
+
+def uniform_orders(rng, batch, length):
+  return np.stack([rng.permutation(length) for _ in range(batch)])
+
+
+@pytest.mark.parametrize("name", golden_weights.NAMES)
+def test_decoding_in_groups_gives_the_logits_of_the_pytorch_code(name):
+  arrays, model, params = golden(name)
+  logits = decode.decode_logits(model, params, arrays["tokens"], arrays["orders"], arrays["decode/groups"])
+  np.testing.assert_allclose(logits, arrays["decode/logits"], rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 64])
+def test_an_entry_of_a_group_equals_the_full_forward_pass_with_its_target_moved_to_the_groups_start(size):
+  model, params = small_model()
+  rng = np.random.default_rng(1)
+  tokens, orders = rng.integers(0, 64, (2, 64)), uniform_orders(rng, 2, 64)
+  groups = [min(size, 64 - start) for start in range(0, 64, size)]
+  logits = decode.decode_logits(model, params, tokens, orders, groups)
+  forward = jax.jit(lambda o: model.apply({"params": params}, jnp.asarray(tokens, jnp.int32), o))
+  if size == 1:
+    np.testing.assert_allclose(logits, forward(jnp.asarray(orders)), rtol=0, atol=1e-4)
+  for i in rng.choice(64, 6, replace=False):
+    start = i // size * size
+    moved = [np.concatenate([o[:start], o[i : i + 1], np.delete(o, i)[start:]]) for o in orders]
+    np.testing.assert_allclose(logits[:, i], forward(jnp.asarray(np.stack(moved)))[:, start], rtol=0, atol=1e-4)
+
+
+def test_what_lies_in_unwritten_slots_of_the_cache_changes_nothing(monkeypatch):
+  model, params = small_model(block_size=16)
+  rng = np.random.default_rng(2)
+  tokens, orders, groups = rng.integers(0, 64, (2, 16)), uniform_orders(rng, 2, 16), [3, 1, 5, 7]
+  expected = decode.decode_logits(model, params, tokens, orders, groups)
+  empty = decoder.Decoder.init_cache
+  monkeypatch.setattr(decoder.Decoder, "init_cache", lambda *a: jax.tree.map(lambda x: x + 1e4, empty(*a)))
+  jax.clear_caches()
+  np.testing.assert_array_equal(decode.decode_logits(model, params, tokens, orders, groups), expected)
+
+
+def enumerated(model, params, order, groups, vocab_size):
+  """The probability of every sequence when `groups` of an order are drawn in parallel, [V ** L], by enumeration."""
+  length = len(order)
+  every = np.array(list(itertools.product(range(vocab_size), repeat=length)), np.int32)
+  logits = decode_by_definition(model, params, every, order, groups)
+  chosen = np.take_along_axis(logits - np.log(np.exp(logits).sum(-1, keepdims=True)), every[:, order][..., None], -1)
+  return np.exp(chosen[..., 0].sum(1))
+
+
+def decode_by_definition(model, params, tokens, order, groups):
+  """Logits of each entry from a full forward pass in which it is the first of its group; no cache."""
+  logits, start = [], 0
+  for group in groups:
+    for i in range(start, start + group):
+      moved = np.concatenate([order[:start], order[i : i + 1], np.delete(order, i)[start:]])
+      out = model.apply({"params": params}, jnp.asarray(tokens), jnp.tile(jnp.asarray(moved), (len(tokens), 1)))
+      logits.append(np.asarray(out[:, start, :3], np.float64))
+    start += group
+  return np.stack(logits, axis=1)
+
+
+@pytest.mark.parametrize("counts", ["binomial", "fixed"])
+@pytest.mark.parametrize("steps", [4, 2])
+def test_samples_have_the_enumerated_distribution(steps, counts):
+  model, params = small_model(block_size=4, vocab_size=3)
+  batch, order = 200_000, np.array([2, 0, 3, 1])
+  known = np.zeros((batch, 4), bool)
+  made = plan.make_plan(np.tile(order, (batch, 1)), known, steps, counts=counts, rng=np.random.default_rng(steps))
+  tokens = decode.sample(model, params, made, np.zeros((batch, 4)), keys(batch), filters.Filters(3)).tokens
+  # Samples with the same counts share a distribution; the chi-squared statistics of all of them add up.
+  patterns, which = np.unique(made.counts, axis=1, return_inverse=True)
+  chi2 = freedom = 0
+  for p, pattern in enumerate(patterns.T):
+    mine = np.asarray(tokens)[which.ravel() == p]
+    expected = len(mine) * enumerated(model, params, order, [g for g in pattern if g], 3)
+    np.testing.assert_allclose(expected.sum(), len(mine), rtol=1e-4)
+    observed = np.bincount(np.ravel_multi_index(mine.T, (3,) * 4), minlength=81)
+    rare = expected < 5
+    for o, e in [(observed[~rare], expected[~rare]), (observed[rare].sum(keepdims=True), expected[rare].sum(keepdims=True))]:
+      chi2 += ((o - e) ** 2 / np.maximum(e, 1e-9)).sum() if e.sum() > 5 else 0
+      freedom += len(o) if e.sum() > 5 else 0
+  assert len(made.counts) <= steps
+  assert abs(chi2 - freedom) < 4.5 * np.sqrt(2 * freedom), (chi2, freedom)
+
+
+def test_tokens_do_not_depend_on_the_batch_they_are_drawn_in():
+  model, params = small_model()
+  rng = np.random.default_rng(3)
+  orders, known = uniform_orders(rng, 4, 64), rng.random((4, 64)) < np.array([[0.0], [0.2], [0.9], [1.0]])
+  tokens = rng.integers(0, 64, (4, 64))
+  together = plan.make_plan(orders, known, 16, counts="fixed")
+  all_four = decode.sample(model, params, together, tokens, keys(4), filters.Filters(64))
+  for b in range(4):
+    alone = plan.make_plan(orders[b : b + 1], known[b : b + 1], 16, counts="fixed")
+    one = decode.sample(model, params, alone, tokens[b : b + 1], keys(4)[b : b + 1], filters.Filters(64))
+    np.testing.assert_array_equal(one.tokens[0], all_four.tokens[b])
+    np.testing.assert_allclose(one.log_probs[0], all_four.log_probs[b], atol=1e-4)
+
+
+@pytest.mark.parametrize("holes, steps", [
+    ([], 4), (range(64), 64), ([20], 1), ([0, 1, 62, 63], 2), (range(5, 15), 256), (range(63), 3)])
+def test_known_tokens_come_back_unchanged_and_holes_are_filled(holes, steps):
+  model, params = small_model()
+  rng = np.random.default_rng(4)
+  known = np.ones((2, 64), bool)
+  known[:, list(holes)] = False
+  tokens = np.where(known, rng.integers(32, 64, (2, 64)), 63)
+  for counts in ("binomial", "fixed"):
+    made = plan.make_plan(uniform_orders(rng, 2, 64), known, steps, counts=counts)
+    out = decode.sample(model, params, made, tokens, keys(2), filters.Filters(32))  # draws ids below 32 alone
+    np.testing.assert_array_equal(np.asarray(out.tokens)[known], tokens[known])
+    assert (np.asarray(out.tokens)[~known] < 32).all()
+    assert ((out.steps > 0) == ~known).all() and ((np.asarray(out.log_probs) < 0) == ~known).all()
+    assert out.evaluations <= min(steps, 2 * len(holes))
+
+
+def test_log_probs_of_one_token_a_step_are_those_of_the_full_forward_pass():
+  model, params = small_model()
+  rng = np.random.default_rng(5)
+  known = rng.random((3, 64)) < 0.3
+  tokens = rng.integers(0, 64, (3, 64))
+  made = plan.make_plan(uniform_orders(rng, 3, 64), known, 64, counts="fixed")
+  out = decode.sample(model, params, made, tokens, keys(3), filters.Filters(64))
+  logits = model.apply({"params": params}, out.tokens, jnp.asarray(made.orders))
+  chosen = jnp.take_along_axis(out.tokens, made.orders, 1)
+  nll = jnp.take_along_axis(jax.nn.log_softmax(logits), chosen[..., None], -1)[..., 0]
+  ours = np.take_along_axis(np.asarray(out.log_probs), made.orders, 1)
+  unknown = np.arange(64) >= made.known[:, None]
+  np.testing.assert_allclose(ours[unknown], np.asarray(nll)[unknown], atol=2e-4)
+
+
+@pytest.mark.parametrize("length", [1, 63, 64])
+@pytest.mark.parametrize("steps", [1, 7, 64, 65, 1000])
+def test_any_length_up_to_the_block_and_any_number_of_steps(length, steps):
+  model, params = small_model(layers=1)
+  made = plan.make_plan(np.tile(np.arange(length), (2, 1)), np.zeros((2, length), bool), steps, counts="fixed")
+  out = decode.sample(model, params, made, np.zeros((2, length)), keys(2), filters.Filters(50))
+  assert out.tokens.shape == (2, length) and out.evaluations == min(steps, length)
+  assert ((np.asarray(out.tokens) >= 0) & (np.asarray(out.tokens) < 50)).all()
+
+
+def test_what_does_not_fit_is_named():
+  model, params = small_model()
+  too_long = plan.make_plan(np.arange(65)[None], np.zeros((1, 65), bool), 4)
+  with pytest.raises(ValueError, match="length is 65; the model's blocks have 64"):
+    decode.sample(model, params, too_long, np.zeros((1, 65)), keys(1), filters.Filters(64))
+  made = plan.make_plan(np.arange(8)[None], np.zeros((1, 8), bool), 4)
+  with pytest.raises(ValueError, match=r"keys \(2,\) must be \[1, 8\] and \[1\]"):
+    decode.sample(model, params, made, np.zeros((1, 8)), keys(2), filters.Filters(64))
+  with pytest.raises(ValueError, match="vocab_size is 65; the model has 64"):
+    decode.sample(model, params, made, np.zeros((1, 8)), keys(1), filters.Filters(65))
+  with pytest.raises(ValueError, match="sum to the 8 entries"):
+    decode.decode_logits(model, params, np.zeros((1, 8)), np.arange(8)[None], [3, 4])
+
+
+def test_twenty_draws_with_binomial_counts_compile_a_small_bounded_set_of_programs():
+  model, params = small_model(layers=1)
+  decode._sample.clear_cache()
+  for draw in range(20):
+    made = plan.make_plan(np.tile(np.arange(64), (2, 1)), np.zeros((2, 64), bool), 64, rng=np.random.default_rng(draw))
+    decode.sample(model, params, made, np.zeros((2, 64)), keys(2), filters.Filters(64))
+  assert decode._sample._cache_size() <= 2  # the largest group, 3 to 8 tokens, is rounded up to 4 or 8
+
+
+def test_at_temperature_0_the_key_has_no_effect_and_every_token_is_the_most_probable():
+  arrays, model, params = golden("aogpt_a")
+  made = plan.make_plan(arrays["orders"], np.zeros_like(arrays["orders"], bool), 16, counts="fixed")
+  draw = lambda seed: decode.sample(
+      model, params, made, np.zeros_like(made.orders), keys(3, seed), filters.Filters(61, temperature=0.0)).tokens
+  np.testing.assert_array_equal(draw(0), draw(1))
+  logits = model.apply({"params": params}, draw(0), jnp.asarray(made.orders))  # one pass over the result, without a cache
+  np.testing.assert_array_equal(jnp.take_along_axis(draw(0), made.orders, axis=1), logits.argmax(-1))
