@@ -48,7 +48,7 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
   for name in ("checkpoints", "metrics.jsonl", "loss.png", "eval_validation.json", "samples.txt"):
     assert (workdir / name).exists() and str(workdir / name) in done.stdout
   assert list((workdir / "tensorboard").iterdir())
-  for line in ("unigram entropy", "bigram entropy", "left to right", "any order", "--- uniform, sample 1 ---"):
+  for line in ("unigram entropy", "bigram entropy", "left to right", "any order", "--- uniform, 16 evaluations, sample 1 ---"):
     assert line in done.stdout
   records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
@@ -60,5 +60,5 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
   assert evaluated.returncode == 0, evaluated.stderr
   assert json.loads((workdir / "eval_test.json").read_text())["step"] == 4
   sampled = command("--mode=sample", "steps=4", "sample.temperature=0.0")
-  assert sampled.returncode == 0 and "--- left_to_right, sample 1 ---" in sampled.stdout
+  assert sampled.returncode == 0 and "--- left_to_right, 16 evaluations, sample 1 ---" in sampled.stdout
   assert (ROOT / "runs" / "words").exists() is False
