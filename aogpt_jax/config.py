@@ -93,7 +93,8 @@ def default_config() -> ml_collections.ConfigDict:
       ),
       sample=c(
           batch_size=2,  # texts drawn at each evaluation and at the end, per order
-          length=0,  # tokens; 0: block_size
+          prompt="",  # for --mode=sample: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
+          length=0,  # tokens; 0: block_size, or the prompt's length where it has blanks
           orders=("left_to_right", "uniform"),  # distributions of the generation order
           steps=0,  # S, in which a text is drawn; 0: one for each token
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process

@@ -86,11 +86,11 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     held_out.write_json(path, step, split, results, entropies)
     written.append(path)
   if mode in ("all", "sample"):
-    text = texts.draw(run, params)
-    console.say(text)
-    path = run.workdir / "samples.txt"
-    path.write_text(text, encoding="utf-8")
-    written.append(path)
+    drawn = texts.draw(run, params, run.config.sample.prompt)
+    console.say(texts.readable(drawn))
+    for name, content in (("samples.txt", texts.readable(drawn)), ("samples.jsonl", texts.json_lines(drawn))):
+      (run.workdir / name).write_text(content, encoding="utf-8")
+      written.append(run.workdir / name)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
 
 

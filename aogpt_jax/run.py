@@ -14,6 +14,7 @@ from aogpt_jax import models
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
+from aogpt_jax.sampling import prompts
 from aogpt_jax.training import optimizer
 from aogpt_jax.training import step
 
@@ -47,6 +48,7 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
     raise config_lib.ConfigError(
         f"config.model.vocab_size: {config.model.vocab_size} is below the {tokenizer.vocab_size} ids of "
         f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
+  prompts.parse(config.sample.prompt, tokenizer, config.sample.length, config.model.block_size)  # raises what is wrong
   directory = pathlib.Path(workdir).expanduser().resolve()
   directory.mkdir(parents=True, exist_ok=True)
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)

@@ -62,3 +62,12 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
   sampled = command("--mode=sample", "steps=4", "sample.temperature=0.0")
   assert sampled.returncode == 0 and "--- left_to_right, 16 evaluations, sample 1 ---" in sampled.stdout
   assert (ROOT / "runs" / "words").exists() is False
+
+  filled = command("--mode=sample", "steps=4", "sample.prompt=any [[4]] order", "sample.orders=('uniform',)")
+  assert filled.returncode == 0, filled.stderr
+  record, = map(json.loads, (workdir / "samples.jsonl").read_text().splitlines())
+  assert bytes(record["ids"][:4] + record["ids"][8:]) == b"any  order" and len(record["ids"]) == 14
+  assert [s > 0 for s in record["steps"]] == [False] * 4 + [True] * 4 + [False] * 6
+  assert sorted(record["positions"]) == list(range(14)) and set(record["positions"][10:]) == {4, 5, 6, 7}
+  too_long = command("--mode=sample", "steps=4", "sample.prompt=[[17]]")
+  assert "config.sample.prompt: has 17 tokens" in too_long.stderr and "Traceback" not in too_long.stderr

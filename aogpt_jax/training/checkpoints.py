@@ -139,7 +139,7 @@ def newest_step(directory: str | pathlib.Path, config: ml_collections.ConfigDict
 def _open(workdir: str | pathlib.Path) -> ocp.CheckpointManager:
   directory = _directory(workdir)
   manager = directory.is_dir() and ocp.CheckpointManager(
-      directory, options=ocp.CheckpointManagerOptions(read_only=True), item_handlers=_handlers())
+      directory, options=ocp.CheckpointManagerOptions(create=False, save_root_metadata=False), item_handlers=_handlers())
   if not manager or manager.latest_step() is None:
     raise FileNotFoundError(f"{directory}: there is no checkpoint; give the workdir of a run that has saved one.")
   return manager

@@ -96,7 +96,7 @@ def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.M
   parts = (f"{name.replace('_', ' ')} {r.nats_per_token:.4f} +- {r.stderr_sequences:.4f} nats/token"
            for name, r in results.items())
   console.say(f"step {step:,} validation (EMA): " + ", ".join(parts))
-  text = texts.draw(run, state.ema)
+  text = texts.readable(texts.draw(run, state.ema))
   writer.write_text(step, "samples", text)
   console.say(text)
 
