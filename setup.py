@@ -28,8 +28,8 @@ EXTRAS = {
     "aot": ["libtpu"],  # compiling for a TPU pod without one
     # preparing data sets of the TFDS catalogue, those of Hugging Face among them; reading prepared ones needs nothing
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
-    "torch": ["torch>=2.4"],  # checkpoints of the PyTorch code
-    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],
+    "torch": ["torch>=2.4"],  # for what will read checkpoints of the PyTorch code
+    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # for what will exchange models with the hub
     "test": ["pytest>=8"],
 }
 

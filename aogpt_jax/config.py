@@ -21,7 +21,7 @@ class ConfigError(ValueError):
 
 
 def default_config() -> ml_collections.ConfigDict:
-  """AO-GPT small (SPEC: 12 layers x 768, 170,605,952 parameters), the released recipe."""
+  """AO-GPT small (12 layers x 768, 170,605,952 parameters), the released recipe."""
   c = config_dict.create
   return c(
       seed=0,  # of the initialisation, the data order and the token orders
@@ -59,7 +59,7 @@ def default_config() -> ml_collections.ConfigDict:
           ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
       ),
       data=c(
-          source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | tfds:NAME; see aogpt_jax/data/sources.py
+          source="tfds:huggingface:openwebtext",  # stdlib | stdlib_source | files:GLOB | tfds:NAME; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
@@ -230,7 +230,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.data.validation_fraction + config.data.test_fraction >= 1:
     yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
   if not config.data.source:
-    yield "config.data.source: is empty; give stdlib, files:GLOB or tfds:NAME."
+    yield "config.data.source: is empty; give stdlib, stdlib_source, files:GLOB or tfds:NAME."
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
   if vocab_size and m.vocab_size < vocab_size:
     yield (f"config.model.vocab_size: {m.vocab_size} is below the {vocab_size} ids of "

@@ -1,7 +1,12 @@
-"""Trains, evaluates and samples: python -m aogpt_jax.main --config=configs/tiny.py [--mode=...] [--config.KEY=VALUE ...]"""
+"""Trains, evaluates and samples: python -m aogpt_jax.main --config=configs/tiny.py [--mode=...] [--config.KEY=VALUE ...]
+
+Every field of a config, with its meaning, is in aogpt_jax/config.py.
+"""
 
 import pathlib
+import runpy
 import sys
+import traceback
 
 from absl import app
 from absl import flags
@@ -41,6 +46,8 @@ def main(argv: list[str]) -> None:
     _dispatch(run, _MODE.value)
   except (config_lib.ConfigError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
+  except KeyboardInterrupt:
+    sys.exit("interrupted; the same command goes on from the newest checkpoint")
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
@@ -49,9 +56,12 @@ def _parse_flags(argv: list[str]) -> list[str]:
   names = [name for name, _, _ in arguments]
   if not {"config", "help", "helpshort", "helpfull"}.intersection(names):
     sys.exit("error: --config is missing; give a config file, e.g. --config=configs/tiny.py")
-  for name, _, value in arguments:
-    if name == "config" and value and not _config_path(value).is_file():
-      sys.exit(f"error: --config={value}: there is no such file in {pathlib.Path.cwd()}")
+  for (name, equals, value), after in zip(arguments, [*argv[2:], ""]):
+    if name == "config":
+      value = value if equals else after
+      if not _config_path(value).is_file():
+        sys.exit(f"error: --config={value}: there is no such file in {pathlib.Path.cwd()}")
+      _try_config(value)
   try:
     for name in names:
       if name.startswith("config."):
@@ -59,6 +69,20 @@ def _parse_flags(argv: list[str]) -> list[str]:
     return flags.FLAGS(argv)
   except (config_lib.ConfigError, flags.Error) as e:
     sys.exit(f"error: {e}")
+
+
+def _try_config(value: str) -> None:
+  """Names the file and the line of a mistake in a config, which ml_collections would bury in its own traceback."""
+  path, _, argument = value.partition(":")
+  try:
+    namespace = runpy.run_path(path)
+    if "get_config" not in namespace:
+      sys.exit(f"error: --config={value}: has no function get_config(); see configs/tiny.py")
+    namespace["get_config"](*([argument] if argument else []))
+  except Exception as e:  # pylint: disable=broad-exception-caught  # whatever the file does
+    lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == path]
+    line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else None
+    sys.exit(f"error: --config={value}{f', line {line}' if line else ''}: {type(e).__name__}: {e}")
 
 
 def _config_path(value: str) -> pathlib.Path:
@@ -75,8 +99,7 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
     written.append(curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram}))
   else:
-    step = checkpoints.newest_step(run.workdir, run.config)
-    _, params = checkpoints.load_model(run.workdir, run.mesh)
+    params, step = checkpoints.load_ema(run.workdir, run.config, run.mesh)
     written = []
   if mode in ("all", "eval"):
     split = run.config.eval.split

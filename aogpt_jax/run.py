@@ -2,6 +2,7 @@
 
 import dataclasses
 import pathlib
+import tempfile
 
 from flax import linen as nn
 import jax
@@ -50,7 +51,12 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
         f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
   prompts.parse(config.sample.prompt, tokenizer, config.sample.length, config.model.block_size)  # raises what is wrong
   directory = pathlib.Path(workdir).expanduser().resolve()
-  directory.mkdir(parents=True, exist_ok=True)
+  try:
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory):
+      pass
+  except OSError as e:
+    raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
   for split in ("validation", config.eval.split):  # now, and not at the first evaluation
     if split not in packed.num_sequences:

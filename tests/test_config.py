@@ -120,7 +120,7 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("eval.split", "valid", "train, validation, test"),
     ("orders", "mix(2)", "from 0 to 1"),
     ("orders", "unifrom", "did you mean uniform"),
-    ("data.source", "", "stdlib, files:GLOB or tfds:NAME"),
+    ("data.source", "", "files:GLOB or tfds:NAME"),
 ])
 def test_a_value_out_of_range_is_named_with_what_is_allowed(field, value, fix):
   line, = problems({field: value})

@@ -2,6 +2,7 @@
 
 import collections
 import gc
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import aogpt_jax
 from aogpt_jax import run as run_lib
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import loop
+from aogpt_jax.training import metrics
 from aogpt_jax.training import step as step_lib
 
 
@@ -90,6 +92,9 @@ def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(wo
   for path in (tmp_path / "checkpoints/4/optimizer").rglob("*"):
     if path.is_file() and path.parent.name == "d":
       path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+  _, params = aogpt_jax.load_model(tmp_path)  # the EMA of step 4 is whole
+  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  assert step == 4
   saver = checkpoints.Checkpoints(tmp_path, words_config)
   restored = saver.restore(step_lib.make_trainer(words_config, run.model, run.mesh).shapes)
   saver.close()
@@ -98,6 +103,28 @@ def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(wo
   assert int(loop.train(run).step) == 4
   assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir() if p.is_dir()) == ["2", "4", "damaged-4"]
   gc.collect()
+
+
+def test_a_model_is_loaded_from_the_newest_checkpoint_that_has_it(words_config, tmp_path, caplog):
+  words_config.steps, words_config.checkpoint.every_steps = 2, 1
+  run = run_lib.open_run(words_config, str(tmp_path))
+  loop.train(run)
+  shutil.rmtree(tmp_path / "checkpoints/2/ema")
+  (tmp_path / "checkpoints/999").mkdir()
+  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  assert step == 1
+  aogpt_jax.load_model(tmp_path)
+  assert "step 999 can't be restored" in caplog.text and "step 2 can't be restored" in caplog.text
+  shutil.rmtree(tmp_path / "checkpoints/1/ema")
+  with pytest.raises(OSError, match=r"none of the checkpoints \[999, 2, 1\] can be restored"):
+    aogpt_jax.load_model(tmp_path)
+
+
+def test_lines_that_are_no_records_are_passed_over_with_a_warning(tmp_path, caplog):
+  (tmp_path / "metrics.jsonl").write_bytes(
+      b'{"step": 1, "loss": 3.0}\n{"step": 2, garb\n[]\n\xff\xfe\n{"step": 3, "loss": 2.0}\n{"step": 4, "lo')
+  assert [r["step"] for r in metrics.read(tmp_path)] == [1, 3]
+  assert [f"metrics.jsonl:{n}" in caplog.text for n in range(1, 7)] == [False, True, True, True, False, False]
 
 
 def test_load_model_where_there_is_nothing_says_so(tmp_path):

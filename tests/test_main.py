@@ -21,6 +21,7 @@ from conftest import ROOT
     (["data.validation_fraction=0.0"], "config.data.validation_fraction: is 0, so that there is no validation text"),
     (["--mode=eval"], "there is no checkpoint"),
     (["--mode=tune"], "--mode"),
+    (["--workdir=/dev/null"], "--workdir=/dev/null: can't be written to"),
     (["--workdri=x"], "workdri"),
 ])
 def test_what_is_wrong_is_said_in_one_line_and_nothing_is_compiled(command, arguments, expected):
@@ -38,6 +39,16 @@ def test_what_is_wrong_is_said_in_one_line_and_nothing_is_compiled(command, argu
 def test_a_missing_config_is_said_in_one_line(command, config, expected):
   done = command(config=config)
   assert done.returncode != 0 and expected in done.stderr + done.stdout
+  assert "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("text, expected", [
+    ("def get_config():\n  return x\n", "line 2: NameError: name 'x' is not defined"),
+    ("def get_config(:\n", "line 1: SyntaxError"), ("x = 1\n", "has no function get_config()")])
+def test_a_mistake_in_a_config_file_is_named_with_its_line(command, tmp_path, text, expected):
+  (tmp_path / "mine.py").write_text(text)
+  done = command(config="mine.py")
+  assert done.returncode != 0 and "--config=mine.py" in done.stderr and expected in done.stderr
   assert "Traceback" not in done.stderr, done.stderr
 
 

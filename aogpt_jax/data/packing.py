@@ -359,8 +359,10 @@ def _count(parts: list[dict], block_size: int, config) -> dict[str, dict[str, in
         config.source.startswith("tfds:") and config[f"{split}_split"])
     if wanted and not count["sequences"]:
       sizes = ", ".join(f"{s} {c['tokens']} tokens in {c['documents']} documents" for s, c in counts.items())
-      fix = "give more text" if split == "train" else (
-          f"raise data.{split}_fraction (documents are held out whole), give more documents")
+      fix = "give more text" if split == "train" else f"raise data.{split}_fraction, give more documents"
+      if sum(c["documents"] for c in counts.values()) < len(sources.SPLITS):
+        # A text file is one document, and documents are held out whole: no fraction splits a single one.
+        fix = "give more documents: several text files, or a .jsonl file with a document per line"
       raise ValueError(
           f"data.source={config.source!r}: its {split} split is smaller than one block of {block_size} tokens "
           f"({sizes}); {fix} or lower the block size")

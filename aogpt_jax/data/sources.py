@@ -268,6 +268,8 @@ class Files(Source):
   def __init__(self, config, pattern: str):
     paths = glob.glob(os.path.expanduser(pattern), recursive=True)
     self._paths = sorted(path for path in paths if os.path.isfile(path))
+    if os.path.isdir(os.path.expanduser(pattern)):
+      raise FileNotFoundError(f"data.source='files:{pattern}' is a directory; name its files: 'files:{pattern}/**/*.txt'")
     if not self._paths:
       raise FileNotFoundError(
           f"data.source='files:{pattern}' matches no file (from {os.getcwd()}); check the pattern and quote "

@@ -1,4 +1,4 @@
-"""Likelihood of held-out text: exact left-to-right perplexity and the any-order bound (SPEC section 8).
+"""Likelihood of held-out text: exact left-to-right perplexity and the any-order bound.
 
 Per-sequence sums come off the device in float32; everything over sequences is kept in float64 and divided once, so that
 batch size, padding and number of devices do not change a perplexity.

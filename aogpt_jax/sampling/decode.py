@@ -1,4 +1,4 @@
-"""Cached decoding along a plan: several tokens a forward pass, in any order, in one jitted loop (SPEC section 7).
+"""Cached decoding along a plan: several tokens a forward pass, in any order, in one jitted loop.
 
 The tokens of a step are predicted in parallel. Each is asked for by a query: the last known entry, told another target; it sees the
 cache and itself, not the other queries. The first of them is a true entry of the sequence, and the only one that is cached. In the next

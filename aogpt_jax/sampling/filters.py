@@ -1,7 +1,7 @@
 """From logits to the distribution that a token is drawn from: temperature, top-k, top-p; all in float32.
 
 Exact draws want float32 before the temperature, the filters and the noise: in bfloat16, equal logits are many and the noise is
-coarse, which gives another distribution (SPEC section 7).
+coarse, which gives another distribution.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""The plan of a generation: which positions are drawn in which step, known before the first forward pass (SPEC section 7).
+"""The plan of a generation: which positions are drawn in which step, known before the first forward pass.
 
 The reverse process of masked diffusion first tosses a coin for every masked position and then asks the model where it fell
 (arXiv 2506.19935, lemma 1). By exchangeability that is a random order, and in the step from noise level t to s a

@@ -4,6 +4,8 @@ WORKDIR/checkpoints/N/ is the state after N updates, in four items: `params`, `e
 and `config`, the resolved config as JSON. Nothing else is needed to go on or to use the model.
 """
 
+from collections.abc import Callable
+import itertools
 import logging
 import pathlib
 from typing import Any
@@ -27,6 +29,8 @@ class Checkpoints:
 
   def __init__(self, workdir: str | pathlib.Path, config: ml_collections.ConfigDict):
     self._config = config
+    if _directory(workdir).exists() and not _directory(workdir).is_dir():
+      raise NotADirectoryError(f"{_directory(workdir)}: is a file; move it away, or give another --workdir.")
     preserve = [_policy.LatestN(config.checkpoint.keep)]
     if config.checkpoint.keep_every_steps:
       preserve.append(_policy.EveryNSteps(config.checkpoint.keep_every_steps))
@@ -62,32 +66,29 @@ class Checkpoints:
       ConfigError: the newest checkpoint belongs to another run; the message names the fields.
       OSError: there are checkpoints, and none can be restored.
     """
-    failed = []
-    for step in sorted(self._manager.all_steps(), reverse=True):
-      try:
-        _check_same_run(self._manager, step, self._config)
-        restored = self._manager.restore(step, args=ocp.args.Composite(
-            params=ocp.args.StandardRestore(shapes.params),
-            ema=ocp.args.StandardRestore(shapes.ema),
-            optimizer=ocp.args.StandardRestore({"step": shapes.step, "opt_state": shapes.opt_state}),
-        ))
-        state = step_lib.TrainState(step=restored.optimizer["step"], params=restored.params, ema=restored.ema,
-                                    opt_state=restored.optimizer["opt_state"])
-      except config_lib.ConfigError:
-        raise
-      except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
-        logging.warning("%s: step %d can't be restored (%s: %s); trying the one before it.",
-                        self._manager.directory, step, type(e).__name__, str(e).split("\n")[0][:200])
-        failed.append(step)
-        continue
-      for step in failed if jax.process_index() == 0 else ():  # out of the way of what will be saved again, not lost
-        (self._manager.directory / str(step)).rename(self._manager.directory / f"damaged-{step}")
-      self._manager.reload()
-      return state
-    if failed:
-      raise OSError(f"{self._manager.directory}: none of the checkpoints {failed} can be restored; the reasons are "
-                         "above. Move the directory away to start anew.")
-    return None
+    if not self._manager.all_steps():
+      return None
+
+    def attempt(step: int) -> step_lib.TrainState:
+      _check_same_run(self._manager, step, self._config)
+      restored = self._manager.restore(step, args=ocp.args.Composite(
+          params=ocp.args.StandardRestore(shapes.params),
+          ema=ocp.args.StandardRestore(shapes.ema),
+          optimizer=ocp.args.StandardRestore({"step": shapes.step, "opt_state": shapes.opt_state}),
+      ))
+      return step_lib.TrainState(step=restored.optimizer["step"], params=restored.params, ema=restored.ema,
+                                 opt_state=restored.optimizer["opt_state"])
+
+    _, state, failed = _newest_restorable(self._manager, attempt)
+    for step in failed if jax.process_index() == 0 else ():  # out of the way of what will be saved again, not lost
+      directory = self._manager.directory / f"damaged-{step}"
+      for i in itertools.count(2):
+        if not directory.exists():
+          break
+        directory = self._manager.directory / f"damaged-{step}-{i}"
+      (self._manager.directory / str(step)).rename(directory)
+    self._manager.reload()
+    return state
 
   def wait(self) -> None:
     """Returns when all that was saved is complete on disk; raises what went wrong."""
@@ -98,42 +99,72 @@ class Checkpoints:
 
 
 def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple[nn.Module, Any]:
-  """The model of a run's workdir or a converted checkpoint, with its EMA parameters.
+  """The model of a run with its EMA parameters.
 
   Args:
-    directory: holds `checkpoints/`.
+    directory: the run's workdir, which holds `checkpoints/`.
     mesh: shard the parameters over it by the rules of the run's config; the default is the first local device.
 
   Returns:
-    The Linen module and its parameters, of the newest checkpoint.
+    The Linen module and its parameters, of the newest checkpoint that can be restored.
 
   Raises:
     FileNotFoundError: there is no checkpoint.
+    OSError: there are checkpoints, and none can be restored.
   """
   with _open(directory) as manager:
-    step = manager.latest_step()
-    config = _restore_config(manager, step)
-    model = models.build_model(config)
-    boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
-    if mesh is None:
-      device = SingleDeviceSharding(jax.local_devices()[0])
-      shardings = jax.tree.map(lambda _: device, nn.unbox(boxed))
-    else:
-      shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
-    shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
-    return model, manager.restore(step, args=ocp.args.Composite(ema=ocp.args.StandardRestore(shapes))).ema
+    _, loaded, _ = _newest_restorable(manager, lambda step: _restore_model(manager, step, mesh))
+  return loaded
 
 
-def newest_step(directory: str | pathlib.Path, config: ml_collections.ConfigDict) -> int:
-  """The step of a run's newest checkpoint.
+def load_ema(
+    directory: str | pathlib.Path, config: ml_collections.ConfigDict, mesh: Mesh
+) -> tuple[Any, int]:
+  """The EMA parameters of a run, and how many updates they have seen; of the newest checkpoint that can be restored.
 
   Raises:
-    FileNotFoundError: there is no checkpoint.
-    ConfigError: it belongs to a run with another config; the message names the fields.
+    ConfigError: the checkpoint is of a run with another config; the message names the fields.
+    OSError: there is no checkpoint, or none that can be restored.
   """
   with _open(directory) as manager:
-    _check_same_run(manager, manager.latest_step(), config)
-    return manager.latest_step()
+
+    def attempt(step: int) -> Any:
+      _check_same_run(manager, step, config)
+      return _restore_model(manager, step, mesh)[1]
+
+    step, params, _ = _newest_restorable(manager, attempt)
+  return params, step
+
+
+def _restore_model(manager: ocp.CheckpointManager, step: int, mesh: Mesh | None) -> tuple[nn.Module, Any]:
+  config = _restore_config(manager, step)
+  model = models.build_model(config)
+  boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
+  if mesh is None:
+    device = SingleDeviceSharding(jax.local_devices()[0])
+    shardings = jax.tree.map(lambda _: device, nn.unbox(boxed))
+  else:
+    shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
+  shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
+  return model, manager.restore(step, args=ocp.args.Composite(ema=ocp.args.StandardRestore(shapes))).ema
+
+
+def _newest_restorable(manager: ocp.CheckpointManager, attempt: Callable[[int], Any]) -> tuple[int, Any, list[int]]:
+  """The newest step for which `attempt` succeeds, what it returned, and the newer steps for which it failed."""
+  failed = []
+  for step in sorted(manager.all_steps(), reverse=True):
+    try:
+      return step, attempt(step), failed
+    except config_lib.ConfigError:
+      raise
+    except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
+      logging.warning("%s: step %d can't be restored (%s: %s); trying the one before it.",
+                      manager.directory, step, type(e).__name__, str(e).split("\n")[0][:200])
+      failed.append(step)
+      # Orbax reads many arrays at once; those that fail after the first report to nobody, a traceback each.
+      logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  raise OSError(f"{manager.directory}: none of the checkpoints {failed} can be restored; the reasons are above. Move the "
+                "directory away to start anew.")
 
 
 def _open(workdir: str | pathlib.Path) -> ocp.CheckpointManager:

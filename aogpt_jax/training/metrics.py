@@ -5,6 +5,7 @@ what was recorded beyond N is dropped, so that there is one record per step.
 """
 
 import json
+import logging
 import os
 import pathlib
 from typing import Any
@@ -55,14 +56,19 @@ class MetricWriter:
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """All complete records of a run; a last line that a killed process left unfinished is dropped."""
+  """All records of a run; a line that is none, such as a last one that a killed process left unfinished, is passed over."""
   path = workdir / FILE
   if not path.exists():
     return []
   records = []
-  for line in path.read_text(encoding="utf-8").splitlines():
+  lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+  for number, line in enumerate(lines, 1):
     try:
-      records.append(json.loads(line))
+      record = json.loads(line)
     except json.JSONDecodeError:
-      break
+      record = None
+    if isinstance(record, dict) and isinstance(record.get("step"), int):
+      records.append(record)
+    elif number < len(lines):
+      logging.warning("%s:%d is no record and is passed over: %.60s", path, number, line)
   return records

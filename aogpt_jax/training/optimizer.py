@@ -1,4 +1,4 @@
-"""AdamW with a warm-up and cosine schedule, and the exponential moving average of the parameters (SPEC section 5)."""
+"""AdamW with a warm-up and cosine schedule, and the exponential moving average of the parameters."""
 
 import re
 from typing import Any
