@@ -127,10 +127,15 @@ def test_corpus_of_500_tokens_at_block_1024_is_one_clear_line(tmp_path):
     packing.prepare(config, tokenizers.load("bytes"), 1024)
 
 
-def test_split_without_a_block_is_named_with_the_fix(tmp_path):
+@pytest.mark.parametrize("files, fix", [
+    (1, r"give more documents: several text files, or a \.jsonl file"),  # no fraction splits a single document
+    (5, r"raise data\.validation_fraction, give more documents"),
+])
+def test_split_without_a_block_is_named_with_the_fix(tmp_path, files, fix):
   (tmp_path / "text").mkdir()
-  (tmp_path / "text" / "a.txt").write_text("x" * 499)
-  with pytest.raises(ValueError, match=r"validation split is smaller .*raise data\.validation_fraction"):
+  for i in range(files):
+    (tmp_path / "text" / f"{i}.txt").write_text("x" * (499 + i))
+  with pytest.raises(ValueError, match=f"validation split is smaller .*{fix}"):
     packing.prepare(data_config(tmp_path, validation_fraction=1e-9, test_fraction=0.0), tokenizers.load("bytes"), 64)
 
 
