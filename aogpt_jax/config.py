@@ -191,9 +191,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
   yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
-  for field in ("optimizer.learning_rate", "optimizer.final_learning_rate", "optimizer.eps", "optimizer.weight_decay",
-                "sample.temperature", "model.gate_init"):
-    yield from out_of_range(field, "finite", math.isfinite)
+  yield from out_of_range(
+      "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.weight_decay sample.temperature "
+      "model.gate_init", "finite", math.isfinite)
   yield from out_of_range(
       "optimizer.weight_decay_rules", "pairs of a regular expression and True or False, as (('.*/kernel', True),)",
       lambda rules: _are_pairs(rules, str, bool) and all(_is_regex(pattern) for pattern, _ in rules))

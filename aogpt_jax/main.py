@@ -90,9 +90,10 @@ def _config_path(value: str) -> pathlib.Path:
 
 
 def _dispatch(run: run_lib.Run, mode: str) -> None:
-  entropies = baselines.entropies(run.packed, run.config.eval.split)
-  console.say(f"{run.config.eval.split} text: unigram entropy {entropies.unigram:.4f}, bigram entropy "
-              f"{entropies.bigram:.4f} nats/token")
+  if mode != "sample":
+    entropies = baselines.entropies(run.packed, run.config.eval.split)
+    console.say(f"{run.config.eval.split} text: unigram entropy {entropies.unigram:.4f}, bigram entropy "
+                f"{entropies.bigram:.4f} nats/token")
   if mode in ("all", "train"):
     state = loop.train(run)
     params, step = state.ema, int(jax.device_get(state.step))

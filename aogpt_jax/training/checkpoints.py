@@ -113,7 +113,8 @@ def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple
     OSError: there are checkpoints, and none can be restored.
   """
   with _open(directory) as manager:
-    _, loaded, _ = _newest_restorable(manager, lambda step: _restore_model(manager, step, mesh))
+    _, loaded, _ = _newest_restorable(
+        manager, lambda step: _restore_model(manager, step, _restore_config(manager, step), mesh))
   return loaded
 
 
@@ -130,14 +131,15 @@ def load_ema(
 
     def attempt(step: int) -> Any:
       _check_same_run(manager, step, config)
-      return _restore_model(manager, step, mesh)[1]
+      return _restore_model(manager, step, config, mesh)[1]
 
     step, params, _ = _newest_restorable(manager, attempt)
   return params, step
 
 
-def _restore_model(manager: ocp.CheckpointManager, step: int, mesh: Mesh | None) -> tuple[nn.Module, Any]:
-  config = _restore_config(manager, step)
+def _restore_model(
+    manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict, mesh: Mesh | None
+) -> tuple[nn.Module, Any]:
   model = models.build_model(config)
   boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
   if mesh is None:
