@@ -17,6 +17,7 @@ REQUIRES = [
     "numpy>=2",
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12.8",
+    "rich>=15",
     "tensorboardX>=2.6",
     "tensorflow-datasets>=4.9.10",
     "tiktoken>=0.9",

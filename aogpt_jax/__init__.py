@@ -2,6 +2,7 @@
 
 from aogpt_jax.models import build_model
 from aogpt_jax.training.checkpoints import load_model
+from aogpt_jax.training.checkpoints import load_tokenizer
 
-__all__ = ["build_model", "load_model"]
+__all__ = ["build_model", "load_model", "load_tokenizer"]
 __version__ = "0.1.0"

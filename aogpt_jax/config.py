@@ -92,17 +92,21 @@ def default_config() -> ml_collections.ConfigDict:
           split="validation",  # of --mode=eval: train | validation | test
       ),
       sample=c(
-          batch_size=2,  # texts drawn at each evaluation and at the end, per order
-          prompt="",  # for --mode=sample: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
-          length=0,  # tokens; 0: block_size, or the prompt's length where it has blanks
-          orders=("left_to_right", "uniform"),  # distributions of the generation order
-          steps=0,  # S, in which a text is drawn; 0: one for each token
+          num_samples=2,  # texts drawn for each prompt and order; at each evaluation without a prompt
+          batch_size=32,  # texts drawn at once, at most; has no say in what is drawn
+          prompt="",  # not at evaluations: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
+          prompt_file="",  # instead of prompt: a file with a prompt a line, or .jsonl with a field "prompt"; - standard input
+          length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
+          orders=("left_to_right", "uniform"),  # of generation: names as for training orders, or explicit((3, 0, 2, 1))
+          steps=0,  # S, in which a text is drawn; 0: as many as it has tokens
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
           schedule="linear",  # of the noise level over the steps: linear or cosine
-          temperature=1.0,  # 0 takes the most probable token
+          temperature=1.0,  # divides the logits; 0 takes the most probable token
           top_p=1.0,  # keeps the most probable tokens while the mass before them is below it; 1 keeps all
+          top_p_rule="standard",  # reference: as the PyTorch code, which drops the token that crosses top_p
           top_k=0,  # keeps the k most probable tokens; 0 keeps all
-          seed=0,
+          contexts=1,  # M, orders of the known tokens over which probabilities are averaged; above 1, M full passes a step
+          seed=0,  # of the orders, the numbers of tokens in each step and the tokens
       ),
       checkpoint=c(
           every_steps=2000,  # updates; the last one is always saved
@@ -177,7 +181,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders sample.batch_size checkpoint.every_steps checkpoint.keep log.every_steps",
+      "eval.orders sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
       "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences sample.length "
@@ -207,6 +211,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("model.param_dtype", ("float32", "bfloat16")),
       ("sample.counts", ("fixed", "binomial")),
       ("sample.schedule", ("linear", "cosine")),
+      ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
@@ -238,10 +243,17 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.sample.length > m.block_size:
     yield (f"config.sample.length: {config.sample.length} is above config.model.block_size = {m.block_size}; "
            "make it smaller, or 0 for block_size.")
+  if config.sample.prompt and config.sample.prompt_file:
+    yield (f"config.sample.prompt: {config.sample.prompt!r} is given beside config.sample.prompt_file = "
+           f"{config.sample.prompt_file}; give one of them.")
+  if not config.sample.orders:
+    yield "config.sample.orders: is (); give at least one, as ('uniform',)."
   specs = [("orders", config.orders)] + [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
   for field, spec in specs:
     try:
       orders.parse(spec)
+      if field == "orders" and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
+        orders.check(spec, m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
 

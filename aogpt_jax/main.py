@@ -19,35 +19,36 @@ from aogpt_jax import console
 from aogpt_jax import run as run_lib
 from aogpt_jax.data import baselines
 from aogpt_jax.evaluation import held_out
-from aogpt_jax.sampling import texts
+from aogpt_jax.sampling import output
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
 from aogpt_jax.training import loop
 
-MODES = ("all", "train", "eval", "sample")
-
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
-_MODE = flags.DEFINE_enum("mode", "all", MODES, "What to do; all trains, evaluates and samples.")
+_MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains, evaluates and samples.")
 
 
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
+  sys.stdout.reconfigure(errors="replace")  # texts have characters that not every terminal has
   path = _config_path(config_flags.get_config_filename(flags.FLAGS["config"]))
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
-    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}")
+    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     sys.exit(f"error: {e}")
+  except KeyboardInterrupt:
+    sys.exit("interrupted; nothing was done yet but preparing the data")
   try:
     _dispatch(run, _MODE.value)
   except (config_lib.ConfigError, OSError, FloatingPointError) as e:
     sys.exit(f"error: {e}")
-  except KeyboardInterrupt:
-    sys.exit("interrupted; the same command goes on from the newest checkpoint")
+  except KeyboardInterrupt as e:
+    sys.exit(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
 
 
 def _parse_flags(argv: list[str]) -> list[str]:
@@ -110,11 +111,8 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     held_out.write_json(path, step, split, results, entropies)
     written.append(path)
   if mode in ("all", "sample"):
-    drawn = texts.draw(run, params, run.config.sample.prompt)
-    console.say(texts.readable(drawn))
-    for name, content in (("samples.txt", texts.readable(drawn)), ("samples.jsonl", texts.json_lines(drawn))):
-      (run.workdir / name).write_text(content, encoding="utf-8")
-      written.append(run.workdir / name)
+    console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
+    written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
 
 

@@ -69,6 +69,23 @@ def block_wise(block: int = 4, seed: int = 0) -> Draw:
   return draw
 
 
+def explicit(order: tuple) -> Draw:
+  """This order for every example, e.g. explicit((3, 0, 2, 1)) for texts of four tokens; other lengths raise ValueError."""
+  if not order or any(type(i) is not int for i in order):
+    raise ValueError("an explicit order must be of whole numbers, as explicit((3, 0, 2, 1)).")
+  missing = set(range(len(order))).difference(order)
+  if missing:
+    raise ValueError(f"an explicit order of {len(order)} tokens must have each of the numbers from 0 to {len(order) - 1} once; "
+                     f"{min(missing)} is missing.")
+
+  def draw(key, length):
+    if length != len(order):
+      raise ValueError(f"the explicit order is of {len(order)} tokens, and the text has {length}; give an order of {length}.")
+    return jnp.asarray(order, dtype=jnp.int32)
+
+  return draw
+
+
 def _check_seed(seed: int) -> None:
   if not 0 <= seed < 2**32:  # JAX takes larger ones modulo 2**32, in silence
     raise ValueError(f"the seed is {seed}; it must be 0 or more and below 2**32.")
@@ -81,6 +98,7 @@ ORDERS: dict[str, Callable[..., Draw]] = {
     "mix": mix,
     "fixed_random": fixed_random,
     "block_wise": block_wise,
+    "explicit": explicit,
 }
 
 
@@ -112,6 +130,12 @@ def parse(spec: str) -> Draw:
     if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else wanted):
       raise ValueError(f"{spec!r}: {argument} is {value!r}; write {name}{signature_of(name)}.")
   return ORDERS[name](*args, **kwargs)
+
+
+def check(spec: str, length: int) -> None:
+  """Raises ValueError where a string names no distribution, or one that has no orders of `length`; compiles nothing."""
+  parse(spec)
+  jax.eval_shape(lambda: draw(spec, root_key(0), 0, jnp.arange(1), length))
 
 
 def signature_of(name: str) -> str:

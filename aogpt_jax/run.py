@@ -1,4 +1,4 @@
-"""What training, evaluation and sampling of one run share: its config, mesh, model, tokenizer and data."""
+"""What training, evaluation and sampling of one run share: its config, mesh, model, tokenizer, data and prompts."""
 
 import dataclasses
 import pathlib
@@ -12,6 +12,7 @@ import ml_collections
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import models
+from aogpt_jax import orders
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
@@ -27,11 +28,20 @@ class Run:
   mesh: Mesh
   model: nn.Module
   tokenizer: tokenizers.Tokenizer
-  packed: packing.PackedDataset
+  packed: packing.PackedDataset | None  # None where the run is opened for sampling alone
+  prompts: tuple[prompts.Prompt, ...]  # none where the run is opened for what draws none
 
 
-def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
-  """Checks the config, prepares the data where that has not been done, and compiles nothing.
+MODES = ("all", "train", "eval", "sample")
+
+
+def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train") -> Run:
+  """Checks the config, reads prompts, prepares the data where that has not been done, and compiles nothing.
+
+  Args:
+    config: see config.py.
+    workdir: is created.
+    mode: one of MODES: "sample" needs no data, and "train" and "eval" read no prompts.
 
   Raises:
     ValueError: a field, or the data or devices that it names, can't be used; the message says which and what to do.
@@ -49,7 +59,9 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
     raise config_lib.ConfigError(
         f"config.model.vocab_size: {config.model.vocab_size} is below the {tokenizer.vocab_size} ids of "
         f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
-  prompts.parse(config.sample.prompt, tokenizer, config.sample.length, config.model.block_size)  # raises what is wrong
+  asked = prompts.load(config.sample, tokenizer, config.model.block_size) if mode in ("all", "sample") else []
+  evaluated = [prompts.parse("", tokenizer, config.sample.length, config.model.block_size, "an evaluation")]
+  _check_orders(config, asked if mode == "sample" else asked + evaluated)
   directory = pathlib.Path(workdir).expanduser().resolve()
   try:
     directory.mkdir(parents=True, exist_ok=True)
@@ -57,10 +69,22 @@ def open_run(config: ml_collections.ConfigDict, workdir: str) -> Run:
       pass
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
+  if mode == "sample":
+    return Run(config, directory, mesh, model, tokenizer, None, tuple(asked))
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
   for split in ("validation", config.eval.split):  # now, and not at the first evaluation
     if split not in packed.num_sequences:
       raise config_lib.ConfigError(
           f"config.data.{split}_fraction: is 0, so that there is no {split} text to evaluate on; set it above 0, or name a "
           f"split of the data set in config.data.{split}_split.")
-  return Run(config, directory, mesh, model, tokenizer, packed)
+  return Run(config, directory, mesh, model, tokenizer, packed, tuple(asked))
+
+
+def _check_orders(config: ml_collections.ConfigDict, drawn: list[prompts.Prompt]) -> None:
+  """Raises ConfigError where an order does not fit the length of a text that is to be drawn in it."""
+  for length, name in {len(prompt.tokens): prompt.name for prompt in reversed(drawn)}.items():
+    for i, spec in enumerate(config.sample.orders):
+      try:
+        orders.check(spec, length)
+      except ValueError as e:
+        raise config_lib.ConfigError(f"config.sample.orders[{i}]: {e} The text is that of {name}.") from None

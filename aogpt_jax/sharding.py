@@ -73,7 +73,7 @@ def on_mesh(mesh: Mesh):
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
-def keep_batch_split(x: jax.Array) -> jax.Array:
+def keep_batch_split(x: Any) -> Any:
   """Ties activations [B, ...] to the devices of their rows; without it, XLA follows the parameters and moves activations.
 
   Outside of `on_mesh` it does nothing.
@@ -81,6 +81,29 @@ def keep_batch_split(x: jax.Array) -> jax.Array:
   if "fsdp" not in jax.sharding.get_abstract_mesh().axis_names:
     return x
   return jax.lax.with_sharding_constraint(x, P(("data", "fsdp")))
+
+
+def heads_sharding(mesh: Mesh, heads: int) -> NamedSharding:
+  """[B, H, ...], split over the rows and, where tensor divides them, over the heads."""
+  return NamedSharding(mesh, P(("data", "fsdp"), "tensor" if heads % mesh.shape["tensor"] == 0 else None))
+
+
+def mesh_of(params: Any) -> Mesh:
+  """The mesh that parameters are on; a mesh of one, where they are on one device.
+
+  Raises:
+    ValueError: they are on a mesh with other axes.
+  """
+  leaf = jax.tree.leaves(params)[0]
+  where = leaf.sharding if isinstance(leaf, jax.Array) else None
+  if isinstance(where, NamedSharding):
+    if where.mesh.axis_names != MESH_AXES:
+      raise ValueError(f"the parameters are on a mesh of {where.mesh.axis_names}; use one of {MESH_AXES}, as from make_mesh.")
+    return where.mesh
+  device, *others = where.device_set if where is not None else [jax.local_devices()[0]]
+  if others:
+    raise ValueError(f"the parameters are on {len(others) + 1} devices without a mesh; load them on one from make_mesh.")
+  return Mesh(np.array(device).reshape(1, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:

@@ -26,7 +26,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.update(learning_rate=4e-3, final_learning_rate=3e-4, warmup_steps=50, decay_steps=2500)
   config.data.update(source="stdlib", tokenizer="bytes", validation_fraction=0.05, test_fraction=0.05)
   config.eval.update(every_steps=250, sequences=512, orders=4)
-  config.sample.update(batch_size=4, temperature=0.8)
+  config.sample.update(num_samples=4, temperature=0.8)
   config.checkpoint.every_steps = 500
   config.log.every_steps = 50
   return config

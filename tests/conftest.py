@@ -1,5 +1,6 @@
 """Fixtures that several test files share."""
 
+import collections
 import importlib.util
 import os
 import pathlib
@@ -7,6 +8,7 @@ import random
 import subprocess
 import sys
 
+import jax
 import pytest
 
 # Nearly all of the tests' time is XLA compiling programs that run for milliseconds. Set before JAX starts; processes inherit it.
@@ -31,6 +33,10 @@ def words(tmp_path_factory) -> list[str]:
 @pytest.fixture
 def words_config(words):
   """The config of tests/configs/words.py with its data."""
+  return make_words_config(words)
+
+
+def make_words_config(words):
   spec = importlib.util.spec_from_file_location("words", ROOT / "tests" / "configs" / "words.py")
   module = importlib.util.module_from_spec(spec)
   spec.loader.exec_module(module)
@@ -45,19 +51,35 @@ def words_config(words):
 def command(words, tmp_path):
   """Starts `python -m aogpt_jax.main` in an empty directory, as a process of its own.
 
-  `command("--mode=train", "steps=10")` returns the finished process; with wait=False, the running one.
+  `command("--mode=train", "steps=10")` returns the finished process; with wait=False, the running one. What it reads from
+  standard input is `stdin`; `stdout` is where its output goes, if not into what is returned.
   """
 
-  def start(*arguments, config=str(ROOT / "tests" / "configs" / "words.py"), wait=True, environment=()):
+  def start(*arguments, config=str(ROOT / "tests" / "configs" / "words.py"), wait=True, environment=(), stdin="",
+            stdout=subprocess.PIPE):
     flags = [a if a.startswith("--") else f"--config.{a}" for a in (*(words if config else ()), *arguments)]
     flags = [f"--config={config}", *flags] if config else flags
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", "aogpt_jax.main", *flags], cwd=tmp_path, text=True,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(environment)})
     if not wait:
       return process
-    out, err = process.communicate(timeout=300)
+    out, err = process.communicate(stdin, timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
   return start
+
+
+@pytest.fixture
+def compilations():
+  """Name of a jitted function -> how often XLA compiled it while the test ran."""
+  counts = collections.Counter()
+
+  def listen(event, duration, **kwargs):
+    if event == "/jax/core/compile/backend_compile_duration":
+      counts[kwargs["fun_name"].removeprefix("jit(").removesuffix(")")] += 1
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  yield counts
+  jax.monitoring.unregister_event_duration_listener(listen)

@@ -118,7 +118,12 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("model.dtype", "float16", "float32, bfloat16"),
     ("model.target", "adalm", "adaln"),
     ("eval.split", "valid", "train, validation, test"),
+    ("sample.num_samples", 0, "at least 1"),
+    ("sample.contexts", 0, "at least 1"),
+    ("sample.top_p_rule", "strict", "standard, reference"),
+    ("sample.orders", (), "at least one"),
     ("orders", "mix(2)", "from 0 to 1"),
+    ("orders", "explicit((1, 0))", "of 2 tokens, and the text has 1024"),
     ("orders", "unifrom", "did you mean uniform"),
     ("data.source", "", "files:GLOB or tfds:NAME"),
 ])
@@ -154,6 +159,7 @@ def test_a_bad_order_among_several_is_named_by_its_place():
     ({"data.validation_fraction": 0.5, "data.test_fraction": 0.5}, ("data.validation_fraction", "test_fraction")),
     ({"model.vocab_size": 50256}, ("model.vocab_size", "50256", "50257", "data.tokenizer", "50304")),
     ({"model.vocab_size": 256, "data.tokenizer": "bytes"}, ("model.vocab_size", "256", "257", "data.tokenizer", "320")),
+    ({"sample.prompt": "a [[2]]", "sample.prompt_file": "b.txt"}, ("sample.prompt", "a [[2]]", "sample.prompt_file", "b.txt")),
     ({"sample.length": 1025}, ("sample.length", "1025", "model.block_size", "1024")),
 ])
 def test_fields_that_contradict_are_both_named(changes, named):

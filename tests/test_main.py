@@ -1,10 +1,33 @@
 """The command line: one clear line for what is wrong, before anything is compiled; files where it says."""
 
+import fcntl
 import json
+import os
+import re
+import signal
+import struct
+import termios
+import time
 
 import pytest
 
+import conftest
+from aogpt_jax import run as run_lib
+from aogpt_jax.training import checkpoints
+from aogpt_jax.training import step as step_lib
 from conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def untrained(words, tmp_path_factory) -> str:
+  """--workdir of a run whose checkpoint holds the initial parameters."""
+  config = conftest.make_words_config(words)
+  run = run_lib.open_run(config, str(tmp_path_factory.mktemp("untrained")), "sample")
+  saver = checkpoints.Checkpoints(run.workdir, config)
+  saver.save(step_lib.make_trainer(config, run.model, run.mesh).init())
+  saver.wait()
+  saver.close()
+  return f"--workdir={run.workdir}"
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -19,6 +42,9 @@ from conftest import ROOT
     (["data.tokenizer=nowhere.tiktoken"], "nowhere.tiktoken"),
     (["mesh.fsdp=3"], "config.mesh"),
     (["data.validation_fraction=0.0"], "config.data.validation_fraction: is 0, so that there is no validation text"),
+    (["sample.prompt=[[17]]"], "config.sample.prompt: has 17 tokens, blanks included, and the text 16"),
+    (["--mode=sample", "sample.prompt_file=nowhere.txt"], "config.sample.prompt_file=nowhere.txt: can't be read"),
+    (["--mode=sample", "sample.prompt=[[3]]", "sample.orders=('explicit((1, 0))',)"], "of 2 tokens, and the text has 3"),
     (["--mode=eval"], "there is no checkpoint"),
     (["--mode=tune"], "--mode"),
     (["--workdir=/dev/null"], "--workdir=/dev/null: can't be written to"),
@@ -74,11 +100,75 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
   assert sampled.returncode == 0 and "--- left_to_right, 16 evaluations, sample 1 ---" in sampled.stdout
   assert (ROOT / "runs" / "words").exists() is False
 
-  filled = command("--mode=sample", "steps=4", "sample.prompt=any [[4]] order", "sample.orders=('uniform',)")
-  assert filled.returncode == 0, filled.stderr
-  record, = map(json.loads, (workdir / "samples.jsonl").read_text().splitlines())
-  assert bytes(record["ids"][:4] + record["ids"][8:]) == b"any  order" and len(record["ids"]) == 14
-  assert [s > 0 for s in record["steps"]] == [False] * 4 + [True] * 4 + [False] * 6
-  assert sorted(record["positions"]) == list(range(14)) and set(record["positions"][10:]) == {4, 5, 6, 7}
-  too_long = command("--mode=sample", "steps=4", "sample.prompt=[[17]]")
-  assert "config.sample.prompt: has 17 tokens" in too_long.stderr and "Traceback" not in too_long.stderr
+
+def test_prompts_of_a_file_are_filled_and_recorded(command, untrained, tmp_path):
+  (tmp_path / "prompts.jsonl").write_text('{"prompt": "any [[4]] order"}\n{"prompt": "a\\n[[3]]"}\n')
+  done = command("--mode=sample", untrained, "sample.prompt_file=prompts.jsonl", "sample.orders=('uniform', 'right_to_left')",
+                 "sample.num_samples=2", "sample.batch_size=3", "sample.steps=2", "data.cache_dir=nowhere")
+  assert done.returncode == 0, done.stderr
+  assert not (tmp_path / "nowhere").exists()  # the data that the model was trained on is not needed
+  workdir = untrained.removeprefix("--workdir=")
+  with open(f"{workdir}/samples.jsonl", encoding="utf-8") as f:
+    records = [json.loads(line) for line in f]
+  assert [(r["order"], r["prompt_index"], r["sample_index"]) for r in records] == [
+      (order, p, s) for order in ("uniform", "right_to_left") for p in (0, 1) for s in (0, 1)]
+  for r in records:
+    prompt, length, blank = (("any [[4]] order", 14, range(4, 8)), ("a\n[[3]]", 5, range(2, 5)))[r["prompt_index"]]
+    given = dict(enumerate(prompt.encode().replace(b"[[4]]", b"????").replace(b"[[3]]", b"???")))
+    assert r["prompt"] == prompt and len(r["ids"]) == length and r["evaluations"] == 2 and r["seed"] == 0
+    assert all(r["ids"][i] == given[i] for i in range(length) if i not in blank)
+    assert [i for i in range(length) if r["steps"][i]] == list(blank) == [i for i in range(length) if r["log_probs"][i]]
+    assert sorted(r["positions"]) == list(range(length)) and set(r["positions"][-len(blank):]) == set(blank)
+    if r["order"] == "right_to_left":
+      assert r["positions"][-len(blank):] == list(blank)[::-1]
+  assert len({tuple(r["ids"]) for r in records}) == 8
+  with open(f"{workdir}/samples.txt", encoding="utf-8") as f:
+    readable = f.read()
+  assert readable.count("--- right_to_left, 2 evaluations, prompt 2, sample 1 ---\na\n") == 1
+  assert all(text in done.stdout for text in re.split("(?=--- )", readable))
+
+
+def test_on_a_terminal_texts_appear_as_they_become_known_and_stay_in_full(command, untrained):
+  ours, theirs = os.openpty()
+  fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+  process = command("--mode=sample", untrained, "sample.prompt_file=-", "sample.orders=('left_to_right', 'uniform')",
+                    wait=False, stdout=theirs, environment={"TERM": "xterm"})
+  os.close(theirs)
+  process.stdin.write("any [[5]]\n[[3]] order\n")
+  process.stdin.close()
+  seen = b""
+  try:
+    while read := os.read(ours, 65536):
+      seen += read
+  except OSError:  # how Linux says that the other end is closed
+    pass
+  os.close(ours)
+  with process.stderr:
+    errors = process.stderr.read()
+  assert process.wait(timeout=60) == 0, errors
+  plain = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]", b"", seen).decode().replace("\r", "")
+  assert b"\x1b[2m\xc2\xb7" in seen and b"\x1b[1A\x1b[2K" in seen  # a dim placeholder; up a line and erase it
+  assert re.search("any [^\u00b7\n]{1,4}\u00b7{1,4}\n", plain) and re.search("sampling: [0-9]+ of 16 tokens", plain)
+  with open(f"{untrained.removeprefix('--workdir=')}/samples.txt", encoding="utf-8") as f:
+    texts = re.split("(?=--- )", f.read())
+  assert all(text in plain for text in texts)
+  assert seen.count(b"\x1b[?25l") == seen.count(b"\x1b[?25h") == 2  # the cursor was hidden once an order, and is back
+
+
+def test_an_interrupt_keeps_the_batches_that_were_drawn(command, untrained):
+  path = untrained.removeprefix("--workdir=") + "/samples.jsonl"
+  with open(path, "w", encoding="utf-8") as f:
+    f.write("of the run before\n")
+  process = command("--mode=sample", untrained, "sample.num_samples=100000", "sample.batch_size=2", wait=False)
+  deadline = time.monotonic() + 120
+  while time.monotonic() < deadline and process.poll() is None:
+    with open(path, encoding="utf-8") as f:
+      if len(f.readlines()) > 4:
+        break
+    time.sleep(0.05)
+  process.send_signal(signal.SIGINT)
+  _, errors = process.communicate(timeout=60)
+  with open(path, encoding="utf-8") as f:
+    records = [json.loads(line) for line in f]
+  assert process.returncode == 1 and [r["sample_index"] for r in records] == list(range(len(records)))
+  assert errors == f"interrupted; {len(records)} of 200,000 texts were drawn and are in {path}\n"

@@ -181,12 +181,12 @@ def test_entries_against_a_cache_give_the_logits_of_the_pytorch_code(entries):
   known = np.take_along_axis(arrays["tokens"], orders[:, :-1], axis=1)
   held = np.pad(known, ((0, 0), (1, 0))).astype(np.int32)
   slots = np.pad(orders[:, :-1] + 1, ((0, 0), (1, 0)))
-  extend = jit(functools.partial(model.apply, {"params": params}, method="extend", queries=entries))
+  prepared, every = jax.jit(model.prepare)(params), jnp.tile(jnp.arange(entries), (batch, 1))
+  extend = jit(functools.partial(model.extend, prepared, asked=every))
   cache, logits = model.init_cache(batch, length), []
   for start in range(0, length, entries):
     part = slice(start, start + entries)
-    index = np.tile(np.arange(start, start + entries), (batch, 1))
-    out, cache = extend(held[:, part], slots[:, part], orders[:, part], cache, index, index)
+    out, cache = extend(held[:, part], slots[:, part], orders[:, part], cache, jnp.full(batch, start), start + every)
     logits.append(out)
   np.testing.assert_allclose(jnp.concatenate(logits, axis=1), arrays["random/logits"][:, :-1], rtol=0, atol=2e-4)
 

@@ -21,7 +21,7 @@ from aogpt_jax import sharding
 from aogpt_jax.training import step as step_lib
 
 SPECS = ("left_to_right", "right_to_left", "uniform", "mix(0.5)", "fixed_random", "fixed_random(seed=3)", "block_wise",
-         "block_wise(3)", "block_wise(block=5, seed=2)")
+         "block_wise(3)", "block_wise(block=5, seed=2)", "explicit((12, 3, 0, 2, 1, 11, 10, 9, 4, 8, 5, 7, 6))")
 MESH_SIZES = (1, 2, 8)
 ROWS, LENGTH = 16, 13
 MICRO_BATCHES = (1, 2, 4)
@@ -54,7 +54,7 @@ def test_every_registered_distribution_is_tested_here():
 
 @pytest.mark.parametrize("spec", SPECS)
 def test_every_row_is_a_permutation(spec):
-  for length in (1, 4, LENGTH):  # 13 is no multiple of a block
+  for length in (LENGTH,) if spec.startswith("explicit") else (1, 4, LENGTH):  # 13 is no multiple of a block
     sigma = draw(spec, jnp.arange(5), length=length)
     assert sigma.dtype == jnp.int32
     np.testing.assert_array_equal(np.sort(sigma, axis=1), np.tile(np.arange(length), (5, 1)))
@@ -67,6 +67,7 @@ def test_every_row_is_a_permutation(spec):
     ("block_wise(4)", [0, 2, 3, 1, 4, 6, 7, 5, 8, 9]),
     ("block_wise(1)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ("mix(1)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ("explicit((9, 0, 2, 1, 8, 7, 6, 5, 4, 3))", [9, 0, 2, 1, 8, 7, 6, 5, 4, 3]),
 ])
 def test_fixed_orders_are_what_their_names_say(spec, order):
   np.testing.assert_array_equal(draw(spec, jnp.arange(3), step=7, length=10), np.tile(order, (3, 1)))
@@ -143,6 +144,13 @@ def test_draws_do_not_depend_on_the_default_random_generator():
     ("fixed_random(-1)", r"-1.*0 or more"),
     ("fixed_random(4294967296)", r"4294967296.*2\*\*32"),  # seeds have 32 bits: this one would be that of seed 0
     ("fixed_random(18446744073709551616)", r"18446744073709551616.*2\*\*32"),
+    ("explicit", r"write explicit\(order: tuple\)"),
+    ("explicit(3, 0)", r"write explicit\(order: tuple\)"),
+    ("explicit([1, 0])", r"write explicit\(order: tuple\)"),
+    ("explicit(())", "must be of whole numbers, as explicit"),
+    ("explicit((0, 1.0))", "must be of whole numbers, as explicit"),
+    ("explicit((0, (1,)))", "must be of whole numbers, as explicit"),
+    ("explicit((0, 3, 3))", "of 3 tokens must have each of the numbers from 0 to 2 once; 1 is missing"),
     ("__import__('os')", r"no order '__import__'.*the orders are left_to_right, "),
     ("(lambda: 1)()", "the orders are left_to_right, "),
     ("uniform.x", "the orders are left_to_right, "),
@@ -152,6 +160,13 @@ def test_a_bad_name_is_refused_in_one_line_that_says_what_to_write(spec, named):
   with pytest.raises(ValueError, match=named) as error:
     orders.parse(spec)
   assert "\n" not in str(error.value)
+
+
+def test_an_explicit_order_of_another_length_is_refused_with_both():
+  orders.check("explicit((1, 0))", 2)
+  orders.check("uniform", 1)
+  with pytest.raises(ValueError, match="the explicit order is of 2 tokens, and the text has 3; give an order of 3"):
+    orders.check("explicit((1, 0))", 3)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,12 @@ against a cache (sampling). Both run the same `Block`.
 
 from typing import Any
 
+import flax
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from aogpt_jax import attention
 from aogpt_jax import sharding
 from aogpt_jax.models import layers
 
@@ -36,8 +38,8 @@ class Modulation(nn.Module):
   gate_init: float = 0.0  # and what their biases start from
 
   @nn.compact
-  def __call__(self, cond: jax.Array, rows: jax.Array | None = None) -> list[jax.Array]:
-    """`parts` arrays [..., D] from cond [..., C]; with rows [B, S] from a table cond [N, C], arrays [B, S, D]."""
+  def __call__(self, cond: jax.Array) -> list[jax.Array]:
+    """`parts` arrays [..., D] from cond [..., C]."""
 
     def bias_init(key, shape, dtype):
       return jnp.zeros(shape, dtype).at[jnp.array(self.gates, int)].set(self.gate_init)
@@ -46,9 +48,7 @@ class Modulation(nn.Module):
         (self.parts, self.width), ("condition", "modulation", "embed"), bias_init=bias_init,
         dtype=self.dtype, param_dtype=self.param_dtype, name="dense",
     )(jax.nn.silu(cond))
-    # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    parts = [jnp.squeeze(x, -2) for x in jnp.split(modulation, self.parts, axis=-2)]
-    return parts if rows is None else [x[rows] for x in parts]
+    return [jnp.squeeze(x, -2) for x in jnp.split(modulation, self.parts, axis=-2)]
 
 
 class Block(nn.Module):
@@ -60,22 +60,53 @@ class Block(nn.Module):
   gate_init: float
   dtype: Any
   param_dtype: Any
+  causal: bool = True
 
-  @nn.compact
-  def __call__(
-      self, x_BSD: jax.Array, cond: jax.Array, rows: jax.Array | None,
-      cache: layers.Cache | None = None, write: jax.Array | None = None, visible: jax.Array | None = None,
-  ) -> tuple[jax.Array, layers.Cache | None]:
+  def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     branch = dict(width=self.width, num_layers=self.num_layers, **kw)
-    shift1, scale1, gate1, shift2, scale2, gate2 = Modulation(
-        6, self.width, gates=(2, 5), gate_init=self.gate_init, name="modulation", **kw)(cond, rows)
-    h_BSD = layers.RMSNorm("embed", name="norm1", **kw)(x_BSD) * (1 + scale1) + shift1
-    h_BSD, cache = layers.Attention(heads=self.heads, name="attention", **branch)(h_BSD, cache, write, visible)
-    x_BSD = x_BSD + gate1 * h_BSD
-    h_BSD = layers.RMSNorm("embed", name="norm2", **kw)(x_BSD) * (1 + scale2) + shift2
-    x_BSD = x_BSD + gate2 * layers.MLP(name="mlp", **branch)(h_BSD)
-    return x_BSD, cache
+    self.modulation = Modulation(6, self.width, gates=(2, 5), gate_init=self.gate_init, **kw)
+    self.norm1 = layers.RMSNorm("embed", **kw)
+    self.attention = layers.Attention(heads=self.heads, causal=self.causal, **branch)
+    self.norm2 = layers.RMSNorm("embed", **kw)
+    self.mlp = layers.MLP(**branch)
+
+  def __call__(self, x_BSD: jax.Array, cond_TC: jax.Array, targets: jax.Array) -> tuple[jax.Array, None]:
+    """The entries [B, S, D] told the targets int [B, S], rows of cond; the None is what `nn.scan` wants."""
+    # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
+    shift1, scale1, gate1, *second = (table[targets] for table in self.modulation(cond_TC))
+    h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
+    return self._mlp(x_BSD + gate1 * h_BSD, *second), None
+
+  def tables(self, cond_TC: jax.Array) -> list[jax.Array]:
+    """The modulation for every target, six arrays [T, D]."""
+    return self.modulation(cond_TC)
+
+  def extend(
+      self, x_BSD: jax.Array, tables: list[jax.Array], targets: jax.Array, cache: layers.Cache, write: jax.Array,
+      bias_B1ST: jax.Array, asked: jax.Array | None,
+  ) -> tuple[jax.Array, layers.Cache]:
+    """The same against a cache, with `tables` made before; see `layers.Attention.extend` for the other arguments."""
+    shift1, scale1, *others = (table[targets] for table in tables)
+    h_BSD, cache = self.attention.extend(self.norm1(x_BSD) * (1 + scale1) + shift1, cache, write, bias_B1ST, asked)
+    if asked is not None:
+      x_BSD, *others = (jnp.take_along_axis(a, asked[..., None], axis=1) for a in (x_BSD, *others))
+    gate1, *second = others
+    return self._mlp(x_BSD + gate1 * h_BSD, *second), cache
+
+  def _mlp(self, x_BSD: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array) -> jax.Array:
+    return x_BSD + gate * self.mlp(self.norm2(x_BSD) * (1 + scale) + shift)
+
+
+@flax.struct.dataclass
+class Prepared:
+  """Parameters as cached decoding wants them, made once: per layer, in the dtype of the matmuls, with what depends on the
+  target alone computed for every target."""
+
+  params: Any  # without the blocks
+  blocks: tuple[Any, ...]  # the parameters of each layer
+  tables: tuple[list[jax.Array], ...]  # the modulation, six [T, D] of each layer
+  final_tables: list[jax.Array]  # two
 
 
 class Decoder(nn.Module):
@@ -146,50 +177,66 @@ class Decoder(nn.Module):
     x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots))
     cond = self.targets.table()
     x_BSD, _ = self.blocks(x_BSD, cond, orders)
-    return self._logits(x_BSD, cond, orders)
+    return self._logits(x_BSD, *(table[orders] for table in self.final_modulation(cond)))
+
+  def prepare(self, params: Any) -> Prepared:
+    """What `extend` runs with; to be called once, outside of the loop over it."""
+    # The arrays that only matmuls and table lookups read are cast once, as those would at each call.
+    cast = lambda path, x: x.astype(self.dtype) if path[-1].key in ("kernel", "embedding") else x
+    params = jax.tree_util.tree_map_with_path(cast, params)
+    blocks = tuple(jax.tree.map(lambda p: p[layer], params["blocks"]) for layer in range(self.layers))
+    block = Block(parent=None, **self._block_fields())
+    cond = self.apply({"params": params}, method=lambda self: self.targets.table())
+    return Prepared(
+        params={name: p for name, p in params.items() if name != "blocks"}, blocks=blocks,
+        tables=tuple(block.apply({"params": p}, cond, method="tables") for p in blocks),
+        final_tables=self.apply({"params": params}, method=lambda self: self.final_modulation(cond)))
 
   def extend(
-      self, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...], write: jax.Array,
-      visible: jax.Array, queries: int,
+      self, prepared: Prepared, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...],
+      write: jax.Array, visible: jax.Array, asked: jax.Array,
   ) -> tuple[jax.Array, tuple[layers.Cache, ...]]:
     """Runs S entries against the cache.
 
     An entry sees itself and the first `visible` slots of the cache, in which the entries of this call already are.
 
     Args:
+      prepared: from `prepare`.
       tokens: int [B, S], the token that each entry holds; ignored for the start entry.
       slots: int [B, S], 0 for the start entry, else the token's position + 1.
       targets: int [B, S], the position that each entry predicts.
       cache: from `init_cache` or a previous call.
-      write: int [B, S], the slot of the cache that each entry enters; one past the end for an entry that enters none.
+      write: int [B], at most the cache's length - S: the entries enter the cache there, one slot after another.
       visible: int [B, S], see above; entry i of the full forward pass sees i slots.
-      queries: how many of the entries, the last ones, are asked for their logits.
+      asked: int [B, Q], the entries that are asked for their logits.
 
     Returns:
-      float32 [B, queries, V] and the new cache.
+      float32 [B, Q, V] and the new cache.
     """
-    x_BSD = self._embed(tokens, slots)
-    cond = self.targets(targets)
+    bound = self.bind({"params": prepared.params})
     block = Block(parent=None, **self._block_fields())
-    # A layer's cache is an array of its own, which a loop around this method updates in place; a scan would copy it.
-    stacked = self.variables["params"]["blocks"]
+    x_BSD = sharding.keep_batch_split(bound._embed(tokens, slots))
+    bias = attention.cache_bias(visible, cache[0]["v"].shape[2])
     new_cache = []
+    # A layer's cache is an array of its own, which a loop around this method updates in place; a scan would copy it.
     for layer in range(self.layers):
-      params = jax.tree.map(lambda p: p[layer], stacked)  # pylint: disable=cell-var-from-loop
-      x_BSD, layer_cache = block.apply({"params": params}, x_BSD, cond, None, cache[layer], write, visible)
+      last = layer == self.layers - 1
+      x_BSD, layer_cache = block.apply(
+          {"params": prepared.blocks[layer]}, x_BSD, prepared.tables[layer], targets, cache[layer], write, bias,
+          asked if last else None, method="extend")
       new_cache.append(layer_cache)
-    return self._logits(x_BSD[:, -queries:], cond[:, -queries:], None), tuple(new_cache)
+    targets = jnp.take_along_axis(targets, asked, axis=1)
+    return bound._logits(x_BSD, *(table[targets] for table in prepared.final_tables)), tuple(new_cache)
 
   def init_cache(self, batch: int, length: int) -> tuple[layers.Cache, ...]:
-    """An empty cache for `length` entries: per layer {"k", "v"} of [B, length, H, K]."""
-    shape = (batch, length, self.heads, self.width // self.heads)
-    return tuple({name: jnp.zeros(shape, self.dtype) for name in ("k", "v")} for _ in range(self.layers))
+    """An empty cache for `length` entries of each of the layers."""
+    head_dim = self.width // self.heads
+    shapes = {"k": (batch, self.heads, head_dim, length), "v": (batch, self.heads, length, head_dim)}
+    return tuple({name: jnp.zeros(shape, self.dtype) for name, shape in shapes.items()} for _ in range(self.layers))
 
   def _embed(self, tokens: jax.Array, slots: jax.Array) -> jax.Array:
     start = self.start(jnp.zeros_like(slots[:1, :1]))
     return jnp.where((slots == 0)[..., None], start, self.tokens(tokens)) + self.positions(slots)
 
-  def _logits(self, x_BSD: jax.Array, cond: jax.Array, rows: jax.Array | None) -> jax.Array:
-    shift, scale = self.final_modulation(cond, rows)
-    x_BSD = self.final_norm(x_BSD) * (1 + scale) + shift
-    return self.head(x_BSD, out_dtype=jnp.float32)
+  def _logits(self, x_BSD: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
+    return self.head(self.final_norm(x_BSD) * (1 + scale) + shift, out_dtype=jnp.float32)

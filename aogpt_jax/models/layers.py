@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from aogpt_jax import attention
 
 INIT_STD = 0.02
-Cache = dict[str, jax.Array]  # {"k", "v"}: [B, T, H, K]
+# {"k": [B, H, K, T], "v": [B, H, T, K]}: the layouts in which both products of attention read their operand as it lies.
+Cache = dict[str, jax.Array]
 
 
 def truncated_normal(std: float) -> nn.initializers.Initializer:
@@ -102,36 +103,61 @@ class Dense(nn.Module):
 
 
 class Attention(nn.Module):
-  """Causal self-attention in generation order, with RMSNorm on queries and keys (QK-norm)."""
+  """Self-attention with RMSNorm on queries and keys (QK-norm), causal in generation order unless told otherwise."""
 
   width: int
   heads: int
   num_layers: int
   dtype: Any
   param_dtype: Any
+  causal: bool = True
 
-  @nn.compact
-  def __call__(
-      self, x_BSD: jax.Array, cache: Cache | None = None, write: jax.Array | None = None, visible: jax.Array | None = None
-  ) -> tuple[jax.Array, Cache | None]:
-    """Attends among the S entries in causal order, or to a cache: see `Decoder.extend` for `write` and `visible`."""
+  def setup(self):
     head_dim = self.width // self.heads
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), name="qkv", **kw)(x_BSD)
-    q, k, v = (jnp.squeeze(x, 2) for x in jnp.split(qkv, 3, axis=2))  # [B, S, H, K]
-    q = RMSNorm("head_dim", name="q_norm", **kw)(q)
-    k = RMSNorm("head_dim", name="k_norm", **kw)(k)
-    if cache is None:
-      y = attention.attend(q, k, v, attention.causal_mask(x_BSD.shape[1]))
-    else:
-      # Written before attention reads it, so that XLA updates the buffer in place.
-      batch = jnp.arange(x_BSD.shape[0])[:, None]
-      cache = {"k": cache["k"].at[batch, write].set(k, mode="drop"), "v": cache["v"].at[batch, write].set(v, mode="drop")}
-      y = attention.attend_cache(q, k, v, cache["k"], cache["v"], visible)
-    y = y.reshape(*y.shape[:2], self.width)
-    std = INIT_STD / (2 * self.num_layers) ** 0.5
-    y = Dense((self.width,), ("heads", "embed"), std=std, name="out", **kw)(y)
-    return y, cache
+    self.qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), **kw)
+    self.q_norm = RMSNorm("head_dim", **kw)
+    self.k_norm = RMSNorm("head_dim", **kw)
+    self.out = Dense((self.width,), ("heads", "embed"), std=INIT_STD / (2 * self.num_layers) ** 0.5, **kw)
+
+  def __call__(self, x_BSD: jax.Array) -> jax.Array:
+    """Attends among the S entries."""
+    q, k, v = self._project(x_BSD)
+    return self._merge(attention.attend(q, k, v, attention.causal_mask(x_BSD.shape[1]) if self.causal else None))
+
+  def extend(
+      self, x_BSD: jax.Array, cache: Cache, write: jax.Array, bias_B1ST: jax.Array, asked: jax.Array | None
+  ) -> tuple[jax.Array, Cache]:
+    """Attends to a cache, which the entries enter first.
+
+    Args:
+      x_BSD: the entries.
+      cache: of this layer.
+      write: int [B], the slot that the first entry enters; the others follow it.
+      bias_B1ST: from `attention.cache_bias`.
+      asked: int [B, Q], the entries that attend; None: all.
+
+    Returns:
+      [B, Q or S, D] and the new cache.
+    """
+    q, k, v = (x.swapaxes(1, 2) for x in self._project(x_BSD))  # [B, H, S, K]
+    # Written before attention reads it, so that XLA updates the buffer in place.
+    insert = jax.vmap(lambda cached, new, slot: jax.lax.dynamic_update_slice(cached, new, slot))
+    zero = jnp.zeros_like(write)
+    cache = {"k": insert(cache["k"], k.swapaxes(2, 3), jnp.stack([zero, zero, write], axis=1)),
+             "v": insert(cache["v"], v, jnp.stack([zero, write, zero], axis=1))}
+    if asked is not None:
+      q, k, v = (jnp.take_along_axis(x, asked[:, None, :, None], axis=2) for x in (q, k, v))
+      bias_B1ST = jnp.take_along_axis(bias_B1ST, asked[:, None, :, None], axis=2)
+    y = attention.attend_cache(q, k, v, cache["k"], cache["v"], bias_B1ST)
+    return self._merge(y.swapaxes(1, 2)), cache
+
+  def _project(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, v = (jnp.squeeze(x, 2) for x in jnp.split(self.qkv(x_BSD), 3, axis=2))  # [B, S, H, K]
+    return self.q_norm(q), self.k_norm(k), v
+
+  def _merge(self, y_BSHK: jax.Array) -> jax.Array:
+    return self.out(y_BSHK.reshape(*y_BSHK.shape[:2], self.width))
 
 
 class MLP(nn.Module):
@@ -146,6 +172,6 @@ class MLP(nn.Module):
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
     h = Dense((4 * self.width,), ("embed", "mlp"), name="fc", **kw)(x_BSD)
-    h = jax.nn.gelu(h, approximate=False)
+    h = 0.5 * h * (1 + jax.lax.erf(h * 0.5**0.5))  # jax.nn.gelu goes by erfc, which takes longer
     std = INIT_STD / (2 * self.num_layers) ** 0.5
     return Dense((self.width,), ("mlp", "embed"), std=std, name="out", **kw)(h)

@@ -1,12 +1,10 @@
-"""Cached decoding along a plan: several tokens a forward pass, in any order, in one jitted loop.
+"""Cached decoding along a plan: several tokens a forward pass, in any order, in a jitted loop over the passes.
 
-The tokens of a step are predicted in parallel. Each is asked for by a query: the last known entry, told another target; it sees the
-cache and itself, not the other queries. The first of them is a true entry of the sequence, and the only one that is cached. In the next
-step the tokens just drawn enter the cache as true entries, each told the position of its successor in the order, in the same forward pass
-as the next queries. So a whole sequence costs its known entries and at most two entries for each unknown token.
+passes.py says which entries a pass runs. All that changes from pass to pass is data, so that a loop of one compiled program runs them,
+with the cache in place. The cache grows in a few steps, since what a pass costs is soon the reading of it; each size is a program.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -14,10 +12,19 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+from jax.experimental import multihost_utils
+from jax.sharding import Mesh
 import numpy as np
 
+from aogpt_jax import sharding
 from aogpt_jax.sampling import filters as filters_lib
+from aogpt_jax.sampling import passes as passes_lib
 from aogpt_jax.sampling import plan as plan_lib
+
+# The cache has a length of a multiple of this, or all that it needs; below it, one program does everything.
+CACHE_STEP = 256
+# Passes in a call of the compiled loop, at most: its arguments have one shape, whatever the plan.
+CALL_PASSES = 64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,25 +32,30 @@ class Samples:
   """What was drawn; all by position, in natural order.
 
   Attributes:
-    tokens: int32 [B, L].
+    tokens: int32 [B, L]; -1 where a token is not drawn yet.
     log_probs: float32 [B, L], log p(token | tokens before it) of the model without filters, in nats; 0 for given tokens.
-    steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens.
-    evaluations: forward passes that drew tokens; the one over the given tokens is not counted.
+    steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
+    evaluations: steps that drew a token of any sample: the number of function evaluations that papers report.
+    passes: forward passes that were run, the one over the given tokens not counted. Fewer than `evaluations` where samples have
+      tokens to draw in different steps, since they don't wait for each other; more where groups go through in pieces.
   """
 
-  tokens: jax.Array
-  log_probs: jax.Array
+  tokens: np.ndarray
+  log_probs: np.ndarray
   steps: np.ndarray
   evaluations: int
+  passes: int
 
 
 def sample(
-    model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters
+    model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
+    contexts: int = 1, mesh: Mesh | None = None,
 ) -> Samples:
   """Draws the unknown tokens of a batch along a plan.
 
-  A sample depends on its own key, order and counts, not on the batch that it is drawn in. One program is compiled per batch size,
-  length, number of steps, largest group and number of known tokens, the last two rounded up to powers of two.
+  A sample depends on its own key, order and counts, not on the batch that it is drawn in. A program is compiled for each batch
+  size, number of entries in a pass and length of the cache: one for texts of up to CACHE_STEP tokens, another for each CACHE_STEP
+  more; binomial counts need a few numbers of entries, all powers of two.
 
   Args:
     model: a decoder.
@@ -52,10 +64,22 @@ def sample(
     tokens: int [B, L], the given tokens at their positions; ignored elsewhere.
     keys: [B], one key for each sample.
     filters: what is drawn from.
+    contexts: M; above 1, the probabilities are averaged over M orders of the known tokens, the sample's own and M - 1 that are drawn anew
+      in each step (arXiv 2506.19935, the ensemble). Each costs a forward pass over all known tokens, without a cache.
+    mesh: splits the samples, any number of them, over its data and fsdp axes; the parameters must be on it. None: their own.
 
   Raises:
     ValueError: the plan is longer than the model's blocks, or the arguments do not fit each other.
   """
+  *_, last = stream(model, params, plan, tokens, keys, filters, contexts=contexts, mesh=mesh)
+  return last
+
+
+def stream(
+    model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
+    contexts: int = 1, mesh: Mesh | None = None, parts: int = 1,
+) -> Iterator[Samples]:
+  """`sample`, which yields what there is about `parts` times on the way; the last is the whole."""
   batch, length = plan.orders.shape
   if length > model.block_size:
     raise ValueError(f"length is {length}; the model's blocks have {model.block_size} tokens.")
@@ -63,18 +87,89 @@ def sample(
     raise ValueError(f"vocab_size is {filters.vocab_size}; the model has {model.vocab_size} rows.")
   if np.shape(tokens) != (batch, length) or np.shape(keys) != (batch,):
     raise ValueError(f"tokens {np.shape(tokens)} and keys {np.shape(keys)} must be [{batch}, {length}] and [{batch}].")
-  orders = jnp.asarray(plan.orders)
-  width = _power_of_two(int(plan.counts.max(initial=1)))
-  counts = np.zeros((max(_power_of_two(plan.evaluations), 1), batch), np.int32)
-  counts[: plan.evaluations] = plan.counts
-  drawn, log_probs = _sample(
-      model, width, _power_of_two(int(plan.known.max())), filters, params, orders, jnp.asarray(plan.known),
-      jnp.asarray(counts), plan.evaluations, jnp.asarray(tokens, jnp.int32), keys)
-  steps = np.zeros((batch, length), np.int32)
-  for start, count, step in zip(plan.starts, plan.counts, plan.steps):
-    for b in np.flatnonzero(count):
-      steps[b, plan.orders[b, start[b] : start[b] + count[b]]] = step
-  return Samples(drawn, log_probs, steps, plan.evaluations)
+  if contexts < 1:
+    raise ValueError(f"contexts is {contexts}; it must be at least 1.")
+  return _stream(model, params, plan, np.asarray(tokens), keys, filters, contexts, mesh, parts)
+
+
+def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
+  passes = passes_lib.make_passes(plan.known, plan.counts)
+  (batch, length), orders, known = plan.orders.shape, plan.orders, plan.known
+  drawn = np.where(np.arange(length) < known[:, None], np.take_along_axis(tokens, orders, axis=1), 0).astype(np.int32)
+  if not len(passes):
+    yield _samples(plan, passes, 0, drawn, np.zeros(drawn.shape, np.float32))
+    return
+  mesh = mesh or sharding.mesh_of(params)
+  missing = -batch % (mesh.shape["data"] * mesh.shape["fsdp"])
+  # As many samples as the devices can share evenly: the last one again, with nothing to draw.
+  fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
+  rows = lambda x: jax.device_put(fill(x), sharding.batch_sharding(mesh))
+  everywhere = lambda x: jax.device_put(x, sharding.replicated(mesh))
+  table = np.pad(passes.table, ((0, CALL_PASSES), (0, 0), (0, missing)))
+  keys = jax.random.wrap_key_data(rows(np.asarray(jax.random.key_data(keys))), impl=jax.random.key_impl(keys))
+  filters = jax.tree.map(everywhere, filters)
+  orders, drawn = rows(orders), rows(np.pad(drawn, ((0, 0), (0, passes.asked))))
+  log_probs = rows(np.zeros((batch, drawn.shape[1]), np.float32))
+  shown = {len(passes) * i // parts for i in range(1, parts + 1)}
+  programs = _programs(model, mesh)
+  prepared = programs.prepare(params)
+  begin, cache = 0, None
+  for end, slots in _stages(passes, length, shown):
+    if cache is None:
+      prefix = int(known.max())
+      prefix = min(1 << prefix.bit_length(), CACHE_STEP, length) if prefix < CACHE_STEP else _rounded(prefix, length)
+      cache = programs.prefill(prefix if known.any() else 0, slots, prepared, orders, drawn)
+    elif cache[0]["v"].shape[2] < slots:
+      cache = programs.grow(slots, cache)
+    drawn, log_probs, cache = programs.run(
+        passes.width, passes.asked, contexts, prepared, filters, keys, orders, everywhere(table[begin : begin + CALL_PASSES]),
+        everywhere(np.int32(end - begin)), drawn, log_probs, cache)
+    begin = end
+    if end in shown:
+      yield _samples(plan, passes, end, *(_fetch(x)[:batch, :length] for x in (drawn, log_probs)))
+
+
+def _stages(passes: passes_lib.Passes, length: int, shown: set[int]) -> list[tuple[int, int]]:
+  """(pass up to which it goes, slots of the cache) for each call of the compiled loop."""
+  # The padding of the last passes may go beyond the end.
+  most = max(length, int(passes.slots[-1])) if passes.regular else length + passes.width
+  slots = np.array([_rounded(n, most) for n in passes.slots.tolist()])
+  ends = {*(np.flatnonzero(np.diff(slots)) + 1).tolist(), *shown, *range(CALL_PASSES, len(passes), CALL_PASSES)} - {0}
+  calls = []
+  for end in sorted(ends):
+    begin = calls[-1][0] if calls else 0
+    calls += [(e, int(slots[end - 1])) for e in (*range(begin + CALL_PASSES, end, CALL_PASSES), end)]
+  return calls
+
+
+def _rounded(slots: int, most: int) -> int:
+  """A length of the cache that is at least `slots`; there are few of them."""
+  return min(-(-slots // CACHE_STEP) * CACHE_STEP, most)
+
+
+def _fetch(x: jax.Array) -> np.ndarray:
+  """The whole array on every host."""
+  return np.asarray(x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True))
+
+
+def _samples(plan: plan_lib.Plan, passes: passes_lib.Passes, done: int, drawn: np.ndarray, log_probs: np.ndarray) -> Samples:
+  """What there is after `done` passes, by position, from what is by place in the order."""
+  # The places of a sample are drawn one after another.
+  reached = np.maximum(plan.known, (passes.place + passes.queries)[:done].max(axis=0, initial=0))
+  places, ends = np.arange(plan.orders.shape[1]), plan.known + plan.counts.sum(axis=0)
+  there, given = places < reached[:, None], places < plan.known[:, None]
+  steps = np.zeros(plan.orders.shape, np.int32)
+  sample_of, group = np.nonzero(plan.counts.T)
+  steps[~given & (places < ends[:, None])] = np.repeat(plan.steps[group], plan.counts[group, sample_of])
+
+  def by_position(x):
+    out = np.empty_like(x)
+    np.put_along_axis(out, plan.orders, x, axis=1)
+    return out
+
+  return Samples(
+      tokens=by_position(np.where(there, drawn, -1).astype(np.int32)), log_probs=by_position(np.where(there & ~given, log_probs, 0)),
+      steps=by_position(np.where(there, steps, 0)), evaluations=plan.evaluations, passes=len(passes))
 
 
 def decode_logits(
@@ -87,7 +182,7 @@ def decode_logits(
     params: its parameters.
     tokens: int [B, N], the true tokens in natural order.
     orders: int [B, S], S <= N <= T.
-    groups: how many tokens each forward pass reveals; they sum to S.
+    groups: how many tokens each step reveals; they sum to S.
 
   Returns:
     float32 [B, S, V] in generation order. With groups of 1 these are the logits of the full forward pass; with larger ones, entry i
@@ -97,106 +192,146 @@ def decode_logits(
     ValueError: groups that do not sum to S.
   """
   groups = tuple(int(g) for g in groups)
-  if min(groups, default=0) < 1 or sum(groups) != orders.shape[1]:
-    raise ValueError(f"groups {groups} must be at least 1 each and sum to the {orders.shape[1]} entries of orders.")
-  return _decode_logits(model, groups, params, jnp.asarray(tokens, jnp.int32), jnp.asarray(orders, jnp.int32))
+  batch, length = np.shape(orders)
+  if min(groups, default=0) < 1 or sum(groups) != length:
+    raise ValueError(f"groups {groups} must be at least 1 each and sum to the {length} entries of orders.")
+  passes = passes_lib.make_passes(np.zeros(batch, int), np.array(groups)[:, None].repeat(batch, axis=1))
+  slots = max(length, int(passes.slots[-1]))
+  return _decode_logits(model, passes.width, passes.asked, slots, params, jnp.asarray(tokens, jnp.int32),
+                        jnp.asarray(orders, jnp.int32), jnp.asarray(passes.table))
 
 
-@functools.partial(jax.jit, static_argnames=("model", "groups"))
-def _decode_logits(model, groups, params, tokens, orders):
+@functools.partial(jax.jit, static_argnames=("model", "width", "asked", "slots"))
+def _decode_logits(model, width, asked, slots, params, tokens, orders, table):
   batch, length = orders.shape
-  width = max(groups)
+  prepared = model.prepare(params)
   forced = jnp.take_along_axis(tokens, orders, axis=1)
-  counts = jnp.asarray(groups, jnp.int32)
-  starts = jnp.cumsum(counts) - counts
 
-  def step(carry, group):
-    logits, previous, cache = carry
-    each = tuple(jnp.full(batch, x) for x in group)
-    out, cache = _forward(model, params, orders, forced, cache, previous, each, width)
-    # What lies past the group is overwritten by the next.
-    logits = jax.lax.dynamic_update_slice_in_dim(logits, out, group[0], axis=1)
-    return (logits, each, cache), None
+  def step(carry, row):
+    logits, cache = carry
+    out, cache = _forward(model, width, asked, prepared, orders, forced, row, cache)
+    # What lies past the queries is overwritten by later passes.
+    place = jnp.where(row[2] > 0, row[4], length)
+    return (jax.vmap(lambda x, new, i: jax.lax.dynamic_update_slice_in_dim(x, new, i, 0))(logits, out, place), cache), None
 
-  logits = jnp.zeros((batch, length + width, model.vocab_size), jnp.float32)
-  nothing = (jnp.zeros(batch, jnp.int32),) * 2
-  (logits, _, _), _ = jax.lax.scan(step, (logits, nothing, model.init_cache(batch, length)), (starts, counts))
+  logits = jnp.zeros((batch, length + asked, model.vocab_size), jnp.float32)
+  (logits, _), _ = jax.lax.scan(step, (logits, model.init_cache(batch, slots)), table)
   return logits[:, :length]
 
 
-@functools.partial(jax.jit, static_argnames=("model", "width", "prefill", "filters"))
-def _sample(model, width, prefill, filters, params, orders, known, counts, evaluations, tokens, keys):
-  batch, length = orders.shape
-  given = jnp.arange(length) < known[:, None]
-  drawn = jnp.where(given, jnp.take_along_axis(tokens, orders, axis=1), 0)
-  cache = model.init_cache(batch, length)
-  if prefill:
-    cache = _prefill(model, params, orders, drawn, cache, known, min(prefill, length))
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+  """The jitted functions of a model on a mesh."""
 
-  def step(carry):
-    k, start, previous, drawn, log_probs, cache = carry
-    group = (start, counts[k])
-    logits, cache = _forward(model, params, orders, drawn, cache, previous, group, width)
-    places = start[:, None] + jnp.arange(width)
-    # A token's noise comes from its place in the order: neither the step nor the batch has a say in it.
-    place_keys = jax.vmap(lambda key, row: jax.vmap(lambda i: jax.random.fold_in(key, i))(row))(keys, places)
-    new = filters_lib.draw(place_keys, filters(logits))
-    vocabulary = jnp.where(jnp.arange(logits.shape[-1]) < filters.vocab_size, logits, -jnp.inf)
-    new_log_probs = jnp.take_along_axis(jax.nn.log_softmax(vocabulary), new[..., None], axis=-1)[..., 0]
-    places = jnp.where(jnp.arange(width) < group[1][:, None], places, length)
-    rows = jnp.arange(batch)[:, None]
-    drawn = drawn.at[rows, places].set(new, mode="drop")
-    log_probs = log_probs.at[rows, places].set(new_log_probs, mode="drop")
-    return k + 1, start + counts[k], group, drawn, log_probs, cache
-
-  nothing = (known, jnp.zeros_like(known))
-  start = (0, known, nothing, drawn, jnp.zeros((batch, length), jnp.float32), cache)
-  *_, drawn, log_probs, _ = jax.lax.while_loop(lambda carry: carry[0] < evaluations, step, start)
-  by_position = lambda x: jnp.zeros_like(x).at[jnp.arange(batch)[:, None], orders].set(x)
-  return by_position(drawn), by_position(log_probs)
+  prepare: Callable
+  prefill: Callable
+  grow: Callable
+  run: Callable
 
 
-def _prefill(model, params, orders, drawn, cache, known, width):
-  """The cache with the entries that hold the given tokens but the last, which is the first query: one pass, causal."""
-  index = jnp.broadcast_to(jnp.arange(width), (orders.shape[0], width))
-  write = jnp.where(index < known[:, None], index, orders.shape[1])
-  _, cache = _extend(model, params, orders, drawn, cache, index, index, write, queries=1)
+@functools.cache
+def _programs(model: nn.Module, mesh: Mesh) -> _Programs:
+  # What goes from one call to the next keeps one sharding: with another, jit would compile again.
+  rows, cache = sharding.batch_sharding(mesh), sharding.heads_sharding(mesh, model.heads)
+
+  def compiled(function, static=(), out_shardings=None, donate=()):
+    jitted = jax.jit(function, static_argnums=static, out_shardings=out_shardings, donate_argnames=donate)
+
+    def call(*args):
+      with sharding.on_mesh(mesh):
+        return jitted(*args)
+
+    return call
+
+  return _Programs(
+      prepare=compiled(model.prepare),
+      prefill=compiled(functools.partial(_prefill, model), (0, 1), cache),
+      grow=compiled(_grow, (0,), cache),
+      run=compiled(functools.partial(_run, model), (0, 1, 2), (rows, rows, cache), ("drawn", "log_probs", "cache")))
+
+
+def _grow(slots, cache):
+  pad = lambda x, axis: jnp.pad(x, [(0, slots - n if i == axis else 0) for i, n in enumerate(x.shape)])
+  return tuple({"k": pad(layer["k"], 3), "v": pad(layer["v"], 2)} for layer in cache)
+
+
+def _prefill(model, width, slots, prepared, orders, drawn):
+  """A cache of `slots` with the entries that hold the given tokens but the last, which is the first query: one pass, causal."""
+  cache = model.init_cache(len(orders), max(slots, width))
+  if width:
+    # Slots past a sample's own known tokens are overwritten before an entry sees them.
+    index = jnp.broadcast_to(jnp.arange(width), (len(orders), width))
+    _, cache = _extend(model, prepared, orders, drawn, cache, index, index, jnp.zeros(len(orders), int), asked=index[:, :1])
   return cache
 
 
-def _forward(model, params, orders, drawn, cache, previous, group, width):
-  """One forward pass: fills the cache with the previous group's tokens and asks for the next group's logits.
-
-  Args:
-    previous: int [B] each, where the previous group started and how many tokens it had.
-    group: the same of this one, `previous` start + count being its start.
-    width: the largest group.
-
-  Returns:
-    float32 [B, width, V], of which the first `count` of each sample count, and the new cache.
-  """
+def _run(model, width, asked, contexts, prepared, filters, keys, orders, table, count, drawn, log_probs, cache):
+  """Runs the first `count` passes of the table [N, 5, B]."""
   length = orders.shape[1]
-  (previous_start, previous_count), (start, _) = previous, group
-  # The last token of the previous group is held by the first query.
-  fill = previous_start[:, None] + 1 + jnp.arange(width - 1)
-  fill_write = jnp.where(jnp.arange(width - 1) < previous_count[:, None] - 1, fill, length)
-  query = jnp.broadcast_to(start[:, None], (len(start), width))
-  query_write = jnp.where(jnp.arange(width) == 0, query, length)
-  held = jnp.concatenate([fill, query], axis=1)
-  targets = jnp.concatenate([fill, query + jnp.arange(width)], axis=1)
-  write = jnp.concatenate([fill_write, query_write], axis=1)
-  return _extend(model, params, orders, drawn, cache, held, targets, write, queries=width)
+
+  def step(n, carry):
+    drawn, log_probs, cache = carry
+    row = table[n]
+    _, _, queries, start, place = row
+    logits, cache = _forward(model, width, asked, prepared, orders, drawn, row, cache)
+    logits = jnp.where(jnp.arange(logits.shape[-1]) < filters.vocab_size, logits, -jnp.inf)
+    if contexts > 1:
+      logits = _average(model, asked, contexts, prepared, orders, drawn, start, place, keys, logits, filters.vocab_size)
+    places = place[:, None] + jnp.arange(asked)
+    # A token's noise comes from its place in the order: neither the step nor the batch has a say in it.
+    new = filters_lib.draw(_fold(keys, places), filters(logits))
+    new_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), new[..., None], axis=-1)[..., 0]
+    # What lies past the queries is overwritten later; what a sample that is finished draws goes behind the end.
+    insert = jax.vmap(lambda x, values, i: jax.lax.dynamic_update_slice(x, values, (i,)))
+    place = jnp.where(queries > 0, place, length)
+    return insert(drawn, new, place), insert(log_probs, new_log_probs, place), cache
+
+  return jax.lax.fori_loop(0, count, step, (drawn, log_probs, cache))
 
 
-def _extend(model, params, orders, drawn, cache, held, targets, write, queries):
+def _forward(model, width, asked, prepared, orders, drawn, row, cache):
+  """One pass, the `row` [5, B] of the table: logits [B, asked, V] of the queries, and the new cache."""
+  write, fills, _, start, place = (x[:, None] for x in row)
+  entry = jnp.arange(width)
+  is_fill = entry < fills
+  held = jnp.where(is_fill, write + entry, start)
+  targets = jnp.where(is_fill, write + entry, place + entry - fills)
+  return _extend(model, prepared, orders, drawn, cache, held, targets, write[:, 0], asked=fills + jnp.arange(asked))
+
+
+def _average(model, asked, contexts, prepared, orders, drawn, start, place, keys, logits, vocab_size):
+  """Log of the probabilities averaged over the `logits` and those after other orders of the known tokens."""
+  batch, length = orders.shape
+  known = jnp.arange(length) < start[:, None]
+  index = jnp.broadcast_to(jnp.arange(length), (batch, length))
+  # Apart from the keys of places; the queries of a group get the same orders in whatever pass they are.
+  context_keys = _fold(keys, length + start[:, None])[:, 0]
+  entries = jnp.concatenate([index, jnp.broadcast_to(start[:, None], (batch, asked))], axis=1)
+
+  def add(total, m):
+    draw = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, m), (length,)))
+    shuffle = jnp.argsort(jnp.where(known, draw(context_keys), 1 + index), axis=1)
+    permuted = lambda x: jnp.take_along_axis(x, shuffle, axis=1)
+    targets = jnp.concatenate([index, place[:, None] + jnp.arange(asked)], axis=1)
+    cache = model.init_cache(batch, length + asked)
+    out, _ = _extend(model, prepared, permuted(orders), permuted(drawn[:, :length]), cache, entries, targets,
+                     jnp.zeros_like(start), asked=length + index[:, :1] + jnp.arange(asked))
+    out = jnp.where(jnp.arange(out.shape[-1]) < vocab_size, out, -jnp.inf)
+    return jnp.logaddexp(total, jax.nn.log_softmax(out)), None
+
+  total, _ = jax.lax.scan(add, jax.nn.log_softmax(logits), jnp.arange(contexts - 1))
+  return total - jnp.log(contexts)
+
+
+def _fold(keys: jax.Array, data: jax.Array) -> jax.Array:
+  """Keys [B, N] from keys [B] and ints [B, N]."""
+  return jax.vmap(lambda key, row: jax.vmap(lambda i: jax.random.fold_in(key, i))(row))(keys, data)
+
+
+def _extend(model, prepared, orders, drawn, cache, held, targets, write, asked):
   """Runs the entries that hold what is known after `held` steps and are told the target of step `targets`, both int [B, S]."""
-  # Entries past the end are padding: they are written nowhere, and nobody reads their logits.
+  # Entries past the end are padding: nobody reads what they leave.
   at = lambda x, index: jnp.take_along_axis(x, jnp.clip(index, 0, orders.shape[1] - 1), axis=1)
   slots = jnp.where(held == 0, 0, at(orders, held - 1) + 1)
-  return model.apply({"params": params}, at(drawn, held - 1), slots, at(orders, targets), cache, write, held, queries,
-                     method="extend")
-
-
-def _power_of_two(n: int) -> int:
-  """The smallest power of two that is at least n; 0 for 0."""
-  return 1 << (n - 1).bit_length() if n else 0
+  asked = jnp.minimum(asked, held.shape[1] - 1)
+  return model.extend(prepared, at(drawn, held - 1), slots, at(orders, targets), cache, write, held, asked)

@@ -4,6 +4,7 @@ Exact draws want float32 before the temperature, the filters and the noise: in b
 coarse, which gives another distribution.
 """
 
+from collections.abc import Callable
 import dataclasses
 import math
 
@@ -11,11 +12,13 @@ import jax
 import jax.numpy as jnp
 
 TOP_P_RULES = ("standard", "reference")
+_OFF = {"temperature": 0, "top_p": 1, "top_k": 0}  # at these, no distribution is needed, or nothing is filtered
 
 
+@jax.tree_util.register_pytree_node_class
 @dataclasses.dataclass(frozen=True)
 class Filters:
-  """How logits are filtered.
+  """How logits are filtered. For jit, the numbers are data, and which filters there are is static.
 
   Attributes:
     vocab_size: V'; ids from there on (padding, the mask id) have probability 0.
@@ -46,28 +49,37 @@ class Filters:
     if self.vocab_size < 1:
       raise ValueError(f"vocab_size is {self.vocab_size}; it must be at least 1.")
 
+  def tree_flatten(self):
+    # A filter that is off is static, so that it costs nothing; a number that is traced is of one that is on.
+    fields = {name: (getattr(self, name), off) for name, off in _OFF.items()}
+    on = {name: x for name, (x, off) in fields.items() if not isinstance(x, (int, float)) or x != off}
+    return tuple(on.values()), (self.vocab_size, self.top_p_rule, tuple(on))
+
+  @classmethod
+  def tree_unflatten(cls, static, values):
+    self = object.__new__(cls)  # without the checks, which traced values can't pass
+    vocab_size, top_p_rule, on = static
+    for name, value in (_OFF | dict(zip(on, values), vocab_size=vocab_size, top_p_rule=top_p_rule)).items():
+      object.__setattr__(self, name, value)
+    return self
+
   def __call__(self, logits: jax.Array) -> jax.Array:
     """Filtered logits, float32 [..., V], -inf where the probability is 0; at temperature 0, 0 at one token alone."""
+    _, (*_, on) = self.tree_flatten()
     logits = logits.astype(jnp.float32)
     logits = jnp.where(jnp.arange(logits.shape[-1]) < self.vocab_size, logits, -jnp.inf)
-    if self.temperature == 0:
+    if "temperature" not in on:
       best = jnp.argmax(logits, axis=-1, keepdims=True)
       return jnp.where(jnp.arange(logits.shape[-1]) == best, 0.0, -jnp.inf)
     logits = logits / self.temperature
-    if 0 < self.top_k < self.vocab_size:
-      smallest = jax.lax.top_k(logits, self.top_k)[0][..., -1:]
-      logits = jnp.where(logits >= smallest, logits, -jnp.inf)
-    if self.top_p < 1:
+    if "top_k" in on:
+      above = lambda threshold: jnp.sum(logits > threshold, axis=-1, keepdims=True)
+      logits = jnp.where(logits >= _smallest(lambda threshold: above(threshold) < self.top_k, logits), logits, -jnp.inf)
+    if "top_p" in on:
       logits = jnp.where(_nucleus(jax.nn.softmax(logits), self.top_p, self.top_p_rule), logits, -jnp.inf)
     return logits
-
-
-def _nucleus(probs: jax.Array, top_p: float, rule: str) -> jax.Array:
-  """Which tokens top-p keeps, bool [..., V].
-
-  The kept tokens are those whose probability reaches a threshold. It is found by bisection on the bits of the float, since
-  float32s above 0 are ordered as their bits are: 31 passes over the vocabulary, where sorting it takes many times as long.
-  """
+def _nucleus(probs: jax.Array, top_p: jax.Array | float, rule: str) -> jax.Array:
+  """Which tokens top-p keeps, bool [..., V]: those whose probability reaches a threshold."""
 
   def keeps(threshold):
     mass = lambda counted: jnp.sum(jnp.where(counted, probs, 0.0), axis=-1, keepdims=True)
@@ -75,17 +87,27 @@ def _nucleus(probs: jax.Array, top_p: float, rule: str) -> jax.Array:
       return mass(probs > threshold) < top_p  # the mass before the tokens at the threshold
     return mass(probs >= threshold) <= top_p  # and with them
 
+  return probs >= jnp.minimum(_smallest(keeps, probs), probs.max(axis=-1, keepdims=True))
+
+
+def _smallest(keeps: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
+  """The smallest threshold [..., 1] for x [..., V] that `keeps` says yes to, as it does to all above it.
+
+  Found by bisection on the bits of the float: 32 passes over the vocabulary, where sorting it takes many times as long.
+  """
+  # Integers in the order of the floats whose bits they are: the negative ones the other way round. Its own inverse.
+  turn = lambda bits: jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
   def halve(_, bounds):
-    low, high = bounds  # high is kept, or the largest float
-    middle = low + (high - low) // 2
-    kept = keeps(jax.lax.bitcast_convert_type(middle, jnp.float32))
+    low, high = bounds  # high is kept, or infinity
+    middle = (low & high) + ((low ^ high) >> 1)  # their mean, without overflow
+    kept = keeps(jax.lax.bitcast_convert_type(turn(middle), jnp.float32))
     return jnp.where(kept, low, middle), jnp.where(kept, middle, high)
 
-  low = jnp.full((*probs.shape[:-1], 1), -1, jnp.int32)
-  high = jnp.full_like(low, 0x7F800000)  # infinity, which keeps nothing
-  _, high = jax.lax.fori_loop(0, 31, halve, (low, high))
-  threshold = jax.lax.bitcast_convert_type(high, jnp.float32)
-  return probs >= jnp.minimum(threshold, probs.max(axis=-1, keepdims=True))
+  high = jnp.full((*x.shape[:-1], 1), 0x7F800000, jnp.int32)  # infinity
+  low = jnp.full_like(high, -0x7F800001)  # minus infinity
+  _, high = jax.lax.fori_loop(0, 32, halve, (low, high))
+  return jax.lax.bitcast_convert_type(turn(high), jnp.float32)
 
 
 def draw(keys: jax.Array, logits: jax.Array) -> jax.Array:

@@ -19,6 +19,7 @@ import orbax.checkpoint as ocp
 from aogpt_jax import config as config_lib
 from aogpt_jax import models
 from aogpt_jax import sharding
+from aogpt_jax.data import tokenizers
 from aogpt_jax.training import step as step_lib
 
 _policy = ocp.checkpoint_managers
@@ -116,6 +117,20 @@ def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple
     _, loaded, _ = _newest_restorable(
         manager, lambda step: _restore_model(manager, step, _restore_config(manager, step), mesh))
   return loaded
+
+
+def load_tokenizer(directory: str | pathlib.Path) -> tokenizers.Tokenizer:
+  """The tokenizer of the text that a run's model was trained on.
+
+  Args:
+    directory: the run's workdir, which holds `checkpoints/`.
+
+  Raises:
+    OSError: there is no checkpoint, none can be read, or the tokenizer's files can't be.
+  """
+  with _open(directory) as manager:
+    _, config, _ = _newest_restorable(manager, lambda step: _restore_config(manager, step))
+  return tokenizers.load(config.data.tokenizer)
 
 
 def load_ema(

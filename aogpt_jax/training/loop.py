@@ -96,7 +96,10 @@ def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.M
   parts = (f"{name.replace('_', ' ')} {r.nats_per_token:.4f} +- {r.stderr_sequences:.4f} nats/token"
            for name, r in results.items())
   console.say(f"step {step:,} validation (EMA): " + ", ".join(parts))
-  text = texts.readable(texts.draw(run, state.ema))
+  sample = run.config.sample
+  drawn = [text for order in sample.orders for text in texts.generate(
+      run.model, state.ema, run.tokenizer, order=order, mesh=run.mesh, **texts.options(sample))]
+  text = texts.readable(drawn)
   writer.write_text(step, "samples", text)
   console.say(text)
 

@@ -16,7 +16,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.optimizer.update(learning_rate=1e-2, final_learning_rate=1e-3, warmup_steps=5, decay_steps=20)
   config.data.update(tokenizer="bytes", validation_fraction=0.2, test_fraction=0.2)
   config.eval.update(every_steps=10, batch_size=8, sequences=20, orders=2)
-  config.sample.update(batch_size=1)
+  config.sample.update(num_samples=1)
   config.checkpoint.every_steps = 10
   config.log.update(every_steps=1, tensorboard=False)
   return config
