@@ -1,0 +1,37 @@
+"""Tiny models with random weights."""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from aogpt_jax import build_model
+from aogpt_jax import config as config_lib
+from aogpt_jax import objectives
+from aogpt_jax.training import step as step_lib
+
+
+def make(block_size, vocab_size, **fields):
+  """A decoder and parameters of a size at which every part has an effect, the order of a context too."""
+  config = config_lib.default_config()
+  config.model.update(layers=2, width=16, heads=2, block_size=block_size, vocab_size=vocab_size, cond_width=8, dtype="float32")
+  config.model.update(fields)
+  model = build_model(config)
+  params = nn.unbox(jax.eval_shape(lambda: step_lib.init_params(model, 0)))
+  rng = np.random.default_rng(0)
+  return model, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32), params)
+
+
+def nll_of(model, params):
+  """(tokens, orders) -> nats of every entry, by a full forward pass."""
+  score = jax.jit(lambda tokens, orders: objectives.any_order_nll(model, params, tokens, orders))
+  return lambda tokens, orders: np.asarray(score(jnp.asarray(tokens, jnp.int32), jnp.asarray(orders, jnp.int32)))
+
+
+def batches(tokens, batch_size):
+  """Batches as `loader.eval_batches` yields them: the last one is padded with rows of weight 0."""
+  padded = -(-len(tokens) // batch_size) * batch_size
+  rows = np.zeros((padded, tokens.shape[1]), np.int32)
+  rows[: len(tokens)] = tokens
+  weight = (np.arange(padded) < len(tokens)).astype(np.float32)
+  return [(rows[i : i + batch_size], weight[i : i + batch_size]) for i in range(0, padded, batch_size)]
