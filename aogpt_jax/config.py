@@ -88,8 +88,15 @@ def default_config() -> ml_collections.ConfigDict:
           every_steps=2000,  # updates
           batch_size=64,  # sequences
           sequences=1024,  # at most, spread evenly over the split; 0: all
-          orders=4,  # random orders per sequence in the any-order loss
-          split="validation",  # of --mode=eval: train | validation | test
+          distributions=("left_to_right", "uniform"),  # of the orders in which the text is scored: names as for training orders
+          orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
+          # What follows is of --mode=eval and of the evaluation after training, on all sequences.
+          split="validation",  # train | validation | test
+          source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
+          ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
+          gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
+          targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
+          lanes=32,  # contexts that a device runs at the same time for them; each needs the cache of a sequence
       ),
       sample=c(
           num_samples=2,  # texts drawn for each prompt and order; at each evaluation without a prompt
@@ -181,10 +188,11 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps checkpoint.keep log.every_steps",
+      "eval.orders eval.ensemble eval.lanes sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps "
+      "checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
-      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences sample.length "
+      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets sample.length "
       "sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
   yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
@@ -194,6 +202,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
+  yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
   yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.weight_decay sample.temperature "
@@ -248,11 +257,17 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            f"{config.sample.prompt_file}; give one of them.")
   if not config.sample.orders:
     yield "config.sample.orders: is (); give at least one, as ('uniform',)."
-  specs = [("orders", config.orders)] + [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
+  if not config.eval.distributions:
+    yield "config.eval.distributions: is (); give at least one, as ('uniform',)."
+  if config.eval.targets > m.block_size:
+    yield (f"config.eval.targets: {config.eval.targets} is above config.model.block_size = {m.block_size}; make it smaller, or 0 "
+           "for all tokens.")
+  specs = [("orders", config.orders)] + [(f"eval.distributions[{i}]", s) for i, s in enumerate(config.eval.distributions)]
+  specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
   for field, spec in specs:
     try:
       orders.parse(spec)
-      if field == "orders" and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
+      if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
         orders.check(spec, m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"

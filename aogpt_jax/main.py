@@ -91,11 +91,9 @@ def _config_path(value: str) -> pathlib.Path:
 
 
 def _dispatch(run: run_lib.Run, mode: str) -> None:
-  if mode != "sample":
-    entropies = baselines.entropies(run.packed, run.config.eval.split)
-    console.say(f"{run.config.eval.split} text: unigram entropy {entropies.unigram:.4f}, bigram entropy "
-                f"{entropies.bigram:.4f} nats/token")
   if mode in ("all", "train"):
+    entropies = baselines.entropies(run.packed, "validation")
+    console.say(f"validation text: unigram entropy {entropies.unigram:.4f}, bigram entropy {entropies.bigram:.4f} nats/token")
     state = loop.train(run)
     params, step = state.ema, int(jax.device_get(state.step))
     written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
@@ -104,12 +102,11 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     params, step = checkpoints.load_ema(run.workdir, run.config, run.mesh)
     written = []
   if mode in ("all", "eval"):
-    split = run.config.eval.split
-    results = held_out.evaluate(run, params, split, max_sequences=0)
-    console.say(f"\n{split} text at step {step:,}, EMA weights\n{held_out.table(results, entropies)}\n")
-    path = run.workdir / f"eval_{split}.json"
-    held_out.write_json(path, step, split, results, entropies)
-    written.append(path)
+    entropies = baselines.entropies(run.evaluated, run.split)
+    text = run.config.eval.source or f"{run.config.eval.split} text"
+    report = held_out.report(run, params)
+    console.say(f"\n{text} at step {step:,}, EMA weights\n{held_out.table(report, entropies)}\n")
+    written.append(held_out.write_json(run, step, report, entropies))
   if mode in ("all", "sample"):
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
     written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh)

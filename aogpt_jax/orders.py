@@ -102,6 +102,15 @@ ORDERS: dict[str, Callable[..., Draw]] = {
 }
 
 
+# Those that have one order of a length, whatever the key: there is no need to draw several for a sequence.
+SINGLE = ("left_to_right", "right_to_left", "fixed_random", "block_wise", "explicit")
+
+
+def is_single(spec: str) -> bool:
+  """Whether a distribution has one order only."""
+  return spec.split("(")[0].strip() in SINGLE
+
+
 def parse(spec: str) -> Draw:
   """The distribution that a string names, e.g. "uniform" or "mix(0.1)".
 

@@ -28,7 +28,9 @@ class Run:
   mesh: Mesh
   model: nn.Module
   tokenizer: tokenizers.Tokenizer
-  packed: packing.PackedDataset | None  # None where the run is opened for sampling alone
+  packed: packing.PackedDataset | None  # None where the run is opened only for samples or for the evaluation of another text
+  evaluated: packing.PackedDataset | None  # what --mode=eval scores; None where the run is opened for samples
+  split: str  # of `evaluated`
   prompts: tuple[prompts.Prompt, ...]  # none where the run is opened for what draws none
 
 
@@ -41,7 +43,8 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   Args:
     config: see config.py.
     workdir: is created.
-    mode: one of MODES: "sample" needs no data, and "train" and "eval" read no prompts.
+    mode: one of MODES: "sample" needs no data, "eval" none of the run's own where config.eval.source names another text, and
+      "train" and "eval" read no prompts.
 
   Raises:
     ValueError: a field, or the data or devices that it names, can't be used; the message says which and what to do.
@@ -70,14 +73,30 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
   if mode == "sample":
-    return Run(config, directory, mesh, model, tokenizer, None, tuple(asked))
+    return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
+  other = _other_text(config, tokenizer) if config.eval.source and mode != "train" else None
+  if other and mode == "eval":
+    return Run(config, directory, mesh, model, tokenizer, None, other, "train", ())
   packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
-  for split in ("validation", config.eval.split):  # now, and not at the first evaluation
+  for split in ("validation",) if other else ("validation", config.eval.split):  # now, and not at the first evaluation
     if split not in packed.num_sequences:
       raise config_lib.ConfigError(
           f"config.data.{split}_fraction: is 0, so that there is no {split} text to evaluate on; set it above 0, or name a "
           f"split of the data set in config.data.{split}_split.")
-  return Run(config, directory, mesh, model, tokenizer, packed, tuple(asked))
+  return Run(config, directory, mesh, model, tokenizer, packed, other or packed, "train" if other else config.eval.split,
+             tuple(asked))
+
+
+def _other_text(config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokenizer) -> packing.PackedDataset:
+  """The text of config.eval.source: all its documents, as the one split "train"."""
+  data = config.data.copy_and_resolve_references()
+  with data.unlocked():
+    data.update(source=config.eval.source, train_split=config.eval.split, validation_split="", test_split="",
+                validation_fraction=0.0, test_fraction=0.0)
+  try:
+    return packing.prepare(data, tokenizer, config.model.block_size, progress=console.say)
+  except ValueError as e:
+    raise config_lib.ConfigError(f"config.eval.source={config.eval.source}: {e}") from None
 
 
 def _check_orders(config: ml_collections.ConfigDict, drawn: list[prompts.Prompt]) -> None:

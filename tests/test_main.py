@@ -172,3 +172,28 @@ def test_an_interrupt_keeps_the_batches_that_were_drawn(command, untrained):
     records = [json.loads(line) for line in f]
   assert process.returncode == 1 and [r["sample_index"] for r in records] == list(range(len(records)))
   assert errors == f"interrupted; {len(records)} of 200,000 texts were drawn and are in {path}\n"
+
+
+def test_a_checkpoint_alone_is_evaluated_on_another_text_in_any_order(command, untrained, tmp_path):
+  for i in range(8):
+    (tmp_path / f"{i}.txt").write_text("any order of masked tokens and their cache entries " * 2)
+  done = command("--mode=eval", untrained, "data.source=files:nowhere/*.txt", "eval.source=files:*.txt", "eval.ensemble=2",
+                 "eval.gap=2", "eval.targets=3", "eval.lanes=4",
+                 "eval.distributions=('right_to_left', 'mix(0.5)', 'explicit((%s,))')" % ", ".join(map(str, range(16))))
+  # The data of the run is another's in the config of the checkpoint, which is not to be changed.
+  assert done.returncode != 0 and "config.data.source" in done.stderr and "Traceback" not in done.stderr
+
+  done = command("--mode=eval", untrained, "eval.source=files:*.txt", "eval.ensemble=2", "eval.gap=2", "eval.targets=3",
+                 "eval.lanes=4", "eval.distributions=('right_to_left', 'mix(0.5)')", "data.cache_dir=elsewhere")
+  assert done.returncode == 0, done.stderr
+  assert len(list((tmp_path / "elsewhere").iterdir())) == 1  # the text that the model was trained on is not needed
+  for line in ("right to left", "mix(0.5), 2 orders a sequence", "bound of 2 orders at once", "ensemble of 2 context orders, 3 tokens",
+               "% of any-order loss", "context left to right"):
+    assert line in done.stdout
+  with open(f"{untrained.removeprefix('--workdir=')}/eval_files_txt.json", encoding="utf-8") as f:
+    result = json.load(f)
+  assert result["source"] == "files:*.txt" and result["step"] == 0 and result["eval"]["ensemble"] == 2
+  assert result["right_to_left"]["orders"] == 1 and result["mix(0.5)"]["orders"] == 2
+  assert result["ensemble"]["2"]["targets"] == 3 and list(result["mdm_gap"]["rules"]) == ["random", "sorted", "mixture"]
+  tokens = sum(len("any order of masked tokens and their cache entries " * 2) + 1 for _ in range(8)) // 16 * 16
+  assert result["right_to_left"]["tokens"] == result["ensemble"]["2"]["tokens"] == tokens

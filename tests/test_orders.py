@@ -255,3 +255,10 @@ def micro_batch_arrays():
 
 if __name__ == "__main__":
   main(sys.argv[1])
+
+
+@pytest.mark.parametrize("spec", ["left_to_right", "right_to_left", "fixed_random(3)", "block_wise(block=3)", "explicit((1, 2, 0, 3))",
+                                  "uniform", "mix(0.5)"])
+def test_a_distribution_is_single_where_every_row_has_the_same_order(spec):
+  drawn = np.asarray(orders.draw(spec, orders.root_key(0), 0, jnp.arange(20), 4))
+  assert orders.is_single(spec) == (drawn == drawn[0]).all()

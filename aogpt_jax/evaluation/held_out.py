@@ -1,35 +1,82 @@
-"""Likelihood of a run's held-out text: left to right and any order, beside the text's own entropies."""
+"""Evaluation of a run: likelihoods of a text, ensembles and the gap to masked diffusion, beside the text's own entropies."""
 
+from collections.abc import Callable, Iterator
 import dataclasses
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 import jax
+import numpy as np
 
 from aogpt_jax import console
+from aogpt_jax import orders
 from aogpt_jax.data import baselines
 from aogpt_jax.data import loader
+from aogpt_jax.data import packing
+from aogpt_jax.evaluation import ensemble
 from aogpt_jax.evaluation import likelihood
+from aogpt_jax.evaluation import mdm_gap
 from aogpt_jax.run import Run
 
-# What is reported, under which name: the distribution of the orders.
-DISTRIBUTIONS = {"left_to_right": "left_to_right", "any_order": "uniform"}
+SEED = 0  # of all orders and permutations
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+  """What an evaluation finds."""
+
+  likelihoods: dict[str, likelihood.Likelihood]  # by the name of the distribution, see `label`
+  ensembles: dict[int, ensemble.Ensemble]  # by M; none where config.eval.ensemble is 1
+  gaps: mdm_gap.Gaps | None  # None where config.eval.gap is 0
+
+
+def label(spec: str) -> str:
+  """A distribution's name among the results: any_order for uniform."""
+  return "any_order" if spec == "uniform" else spec
+
+
+def report(run: Run, params: Any) -> Report:
+  """All that config.eval asks for, of the whole text that it names."""
+  config = run.config.eval
+  shared = dict(mesh=run.mesh, num_targets=config.targets, seed=SEED, lanes=config.lanes)
+  scored = lambda what: _batches(run, run.evaluated, run.split, 0, what)
+  likelihoods = _likelihoods(run, params, *scored("evaluating"))
+  ensembles, gaps = {}, None
+  if config.ensemble > 1:
+    batches, progress = scored("averaging over contexts of")
+    ensembles = ensemble.evaluate(run.model, params, batches, num_contexts=config.ensemble, progress=progress, **shared)
+  if config.gap:
+    batches, progress = scored("comparing contexts of")
+    gaps = mdm_gap.evaluate(run.model, params, batches, mixture_size=config.gap, progress=progress, **shared)
+  return Report(likelihoods, ensembles, gaps)
 
 
 def evaluate(run: Run, params: Any, split: str, max_sequences: int) -> dict[str, likelihood.Likelihood]:
-  """Likelihood under each of DISTRIBUTIONS on at most so many sequences of a split (0: all)."""
-  config = run.config.eval
+  """Likelihood under each of config.eval.distributions on at most so many sequences of a split of the run's text (0: all)."""
+  return _likelihoods(run, params, *_batches(run, run.packed, split, max_sequences, "evaluating"))
+
+
+def _batches(
+    run: Run, packed: packing.PackedDataset, split: str, max_sequences: int, what: str
+) -> tuple[Iterator[tuple[np.ndarray, np.ndarray]], Callable[[int], None]]:
+  """This process's rows of a text, and who is to be told how many are done."""
   batches = loader.eval_batches(
-      run.packed, split, batch_size=config.batch_size, max_sequences=max_sequences,
+      packed, split, batch_size=run.config.eval.batch_size, max_sequences=max_sequences,
       process_index=jax.process_index(), process_count=jax.process_count())
-  sequences = run.packed.num_sequences.get(split, 0)
-  progress = console.Progress(f"evaluating {split} sequences", min(max_sequences or sequences, sequences))
+  sequences = packed.num_sequences.get(split, 0)
+  return batches, console.Progress(f"{what} {split} sequences", min(max_sequences or sequences, sequences))
+
+
+def _likelihoods(run, params, batches, progress):
+  config = run.config.eval
+  repeats = {spec: 1 if orders.is_single(spec) else config.orders for spec in config.distributions}
   results = likelihood.evaluate(
-      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(),
-      repeats={"left_to_right": 1, "uniform": config.orders}, progress=progress)
-  return {name: results[spec] for name, spec in DISTRIBUTIONS.items()}
+      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, seed=SEED,
+      progress=progress)
+  return {label(spec): result for spec, result in results.items()}
 
 
 def scalars(results: dict[str, likelihood.Likelihood]) -> dict[str, float]:
@@ -39,28 +86,62 @@ def scalars(results: dict[str, likelihood.Likelihood]) -> dict[str, float]:
   return {name: value for name, value in flat.items() if math.isfinite(value)}
 
 
-def table(results: dict[str, likelihood.Likelihood], entropies: baselines.Entropies) -> str:
+def table(found: Report, entropies: baselines.Entropies) -> str:
   """A table for the terminal. Standard errors are over the sequences."""
-  first = next(iter(results.values()))
-  bits = lambda nats: nats * first.tokens / first.bytes / math.log(2)
+  first = next(iter(found.likelihoods.values()))
   rows = [("", "nats/token", "", "perplexity", "bits/byte")]
-  for name, nats in (("unigram entropy of the text", entropies.unigram), ("bigram entropy of the text", entropies.bigram)):
-    rows.append((name, f"{nats:.4f}", "", f"{math.exp(nats):.2f}", f"{bits(nats):.4f}"))
-  for name, r in results.items():
-    label = name.replace("_", " ") + (f", {r.orders} orders a sequence" if r.orders > 1 else "")
-    rows.append((label, f"{r.nats_per_token:.4f}", f"+- {r.stderr_sequences:.4f}", f"{r.perplexity:.2f}",
-                 f"{r.bits_per_byte:.4f}"))
+
+  def add(name, nats, stderr=None):
+    bits = nats * first.tokens / max(first.bytes, 1) / math.log(2)
+    rows.append((name, f"{nats:.4f}", "" if stderr is None else f"+- {stderr:.4f}", f"{math.exp(min(nats, 700.0)):.2f}",
+                 f"{bits:.4f}"))
+
+  add("unigram entropy of the text", entropies.unigram)
+  add("bigram entropy of the text", entropies.bigram)
+  for name, r in found.likelihoods.items():
+    several = f", {r.orders} orders a sequence" if r.orders > 1 else ""
+    add(name.replace("_", " ") + several, r.nats_per_token, r.stderr_sequences)
+    if r.orders > 1:
+      add(f"  bound of {r.orders} orders at once", r.iw_nats_per_token, r.iw_stderr_sequences)
+  for size, e in found.ensembles.items():
+    some = f", {e.targets} tokens a sequence" if e.stderr_targets else ""
+    add(f"ensemble of {size} context order{'s'[: size > 1]}{some}", e.nats_per_token, e.stderr_sequences)
+  lines = _aligned(rows)
+  if found.gaps:
+    g = found.gaps
+    rows = [("masked-diffusion loss - any-order loss", "nats/token", "", "% of any-order loss", "")]
+    for name, gap in g.rules.items():
+      name = {"random": "random order of the context", "sorted": "context left to right"}.get(
+          name, f"mixture of {g.mixture_size} context orders")
+      rows.append((name, f"{gap.difference:+.4f}", f"+- {gap.stderr:.4f}", f"{gap.percent:+.2f}", f"+- {gap.percent_stderr:.2f}"))
+    lines += ["", *_aligned(rows)]
+  return "\n".join(lines)
+
+
+def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-  return "\n".join("  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths)))
-                   for row in rows)
+  return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
+          for row in rows]
 
 
-def write_json(path: pathlib.Path, step: int, split: str, results: dict[str, likelihood.Likelihood],
-               entropies: baselines.Entropies) -> None:
-  """All figures of an evaluation with what they were computed from."""
-  def fields(result):  # JSON has no nan
-    return {k: None if v != v else v for k, v in dataclasses.asdict(result).items()}
+def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> pathlib.Path:
+  """All figures of an evaluation with what they were computed from, in the run's workdir; returns the path."""
+  config = run.config.eval
 
-  record = {"step": step, "split": split, "weights": "ema", "entropies": fields(entropies),
-            **{name: fields(result) for name, result in results.items()}}
-  path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+  def finite(value):  # JSON has no nan
+    if isinstance(value, dict):
+      return {k: finite(v) for k, v in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+  fields = lambda result: finite(dataclasses.asdict(result))
+  record = {
+      "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": "ema",
+      "dtype": run.config.model.dtype, "seed": SEED, "tokenizer": run.config.data.tokenizer, "eval": config.to_dict(),
+      "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
+      "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
+      "mdm_gap": fields(found.gaps) if found.gaps else None}
+  name = re.sub(r"\W+", "_", config.source).strip("_") if config.source else config.split
+  path = run.workdir / f"eval_{name[-100:]}.json"
+  if jax.process_index() == 0:
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+  return path
