@@ -118,6 +118,9 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("model.dtype", "float16", "float32, bfloat16"),
     ("model.target", "adalm", "adaln"),
     ("eval.split", "valid", "train, validation, test"),
+    ("eval.ensemble", 0, "at least 1"),
+    ("eval.gap", 1, "0 \\(no gap\\) or at least 2"),
+    ("eval.distributions", (), "at least one"),
     ("sample.num_samples", 0, "at least 1"),
     ("sample.contexts", 0, "at least 1"),
     ("sample.top_p_rule", "strict", "standard, reference"),
@@ -149,6 +152,11 @@ def test_a_bad_order_among_several_is_named_by_its_place():
   assert line.startswith("config.sample.orders[1]: ") and "at least 1" in line
 
 
+def test_so_is_an_order_of_another_length_that_texts_are_to_be_scored_in():
+  line, = problems({"eval.distributions": ("explicit((1, 0))",)})
+  assert line.startswith("config.eval.distributions[0]: ") and "of 2 tokens, and the text has 1024" in line
+
+
 @pytest.mark.parametrize("changes, named", [
     ({"model.heads": 7}, ("model.heads", "7", "model.width", "768")),
     ({"micro_batches": 3}, ("micro_batches", "3", "batch_size", "1024")),
@@ -160,6 +168,7 @@ def test_a_bad_order_among_several_is_named_by_its_place():
     ({"model.vocab_size": 50256}, ("model.vocab_size", "50256", "50257", "data.tokenizer", "50304")),
     ({"model.vocab_size": 256, "data.tokenizer": "bytes"}, ("model.vocab_size", "256", "257", "data.tokenizer", "320")),
     ({"sample.prompt": "a [[2]]", "sample.prompt_file": "b.txt"}, ("sample.prompt", "a [[2]]", "sample.prompt_file", "b.txt")),
+    ({"eval.targets": 1025}, ("eval.targets", "1025", "model.block_size", "1024")),
     ({"sample.length": 1025}, ("sample.length", "1025", "model.block_size", "1024")),
 ])
 def test_fields_that_contradict_are_both_named(changes, named):
