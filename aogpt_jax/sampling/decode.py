@@ -33,7 +33,8 @@ class Samples:
 
   Attributes:
     tokens: int32 [B, L]; -1 where a token is not drawn yet.
-    log_probs: float32 [B, L], log p(token | tokens before it) of the model without filters, in nats; 0 for given tokens.
+    log_probs: float32 [B, L], log p(token | tokens before it) in nats, of the model over the ids that there are, before temperature,
+      top-k and top-p; 0 for given tokens.
     steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
     evaluations: steps that drew a token of any sample: the number of function evaluations that papers report.
     passes: forward passes that were run, the one over the given tokens not counted. Fewer than `evaluations` where samples have
@@ -79,7 +80,7 @@ def stream(
     model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
     contexts: int = 1, mesh: Mesh | None = None, parts: int = 1,
 ) -> Iterator[Samples]:
-  """`sample`, which yields what there is about `parts` times on the way; the last is the whole."""
+  """`sample`, which yields what there is about `parts` times on the way; the last is the whole. Its counts are of the whole always."""
   batch, length = plan.orders.shape
   if length > model.block_size:
     raise ValueError(f"length is {length}; the model's blocks have {model.block_size} tokens.")
@@ -87,8 +88,9 @@ def stream(
     raise ValueError(f"vocab_size is {filters.vocab_size}; the model has {model.vocab_size} rows.")
   if np.shape(tokens) != (batch, length) or np.shape(keys) != (batch,):
     raise ValueError(f"tokens {np.shape(tokens)} and keys {np.shape(keys)} must be [{batch}, {length}] and [{batch}].")
-  if contexts < 1:
-    raise ValueError(f"contexts is {contexts}; it must be at least 1.")
+  for name, value in (("contexts", contexts), ("parts", parts)):
+    if value < 1:
+      raise ValueError(f"{name} is {value}; it must be at least 1.")
   return _stream(model, params, plan, np.asarray(tokens), keys, filters, contexts, mesh, parts)
 
 
