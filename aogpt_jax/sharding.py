@@ -83,6 +83,14 @@ def keep_batch_split(x: Any) -> Any:
   return jax.lax.with_sharding_constraint(x, P(("data", "fsdp")))
 
 
+def keep_whole(x: Any) -> Any:
+  """Ties a tree of arrays that are looked up row by row to be whole on each device; else the rows looked for are sent around.
+
+  Outside of `on_mesh` it does nothing.
+  """
+  return x if "fsdp" not in jax.sharding.get_abstract_mesh().axis_names else jax.lax.with_sharding_constraint(x, P())
+
+
 def heads_sharding(mesh: Mesh, heads: int) -> NamedSharding:
   """[B, H, ...], split over the rows and, where tensor divides them, over the heads."""
   return NamedSharding(mesh, P(("data", "fsdp"), "tensor" if heads % mesh.shape["tensor"] == 0 else None))

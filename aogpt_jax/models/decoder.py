@@ -182,15 +182,19 @@ class Decoder(nn.Module):
   def prepare(self, params: Any) -> Prepared:
     """What `extend` runs with; to be called once, outside of the loop over it."""
     # The arrays that only matmuls and table lookups read are cast once, as those would at each call.
-    cast = lambda path, x: x.astype(self.dtype) if path[-1].key in ("kernel", "embedding") else x
+    def cast(path, x):
+      kind = path[-1].key
+      x = x.astype(self.dtype) if kind in ("kernel", "embedding") else x
+      return sharding.keep_whole(x) if kind == "embedding" else x
+
     params = jax.tree_util.tree_map_with_path(cast, params)
     blocks = tuple(jax.tree.map(lambda p: p[layer], params["blocks"]) for layer in range(self.layers))
     block = Block(parent=None, **self._block_fields())
     cond = self.apply({"params": params}, method=lambda self: self.targets.table())
     return Prepared(
         params={name: p for name, p in params.items() if name != "blocks"}, blocks=blocks,
-        tables=tuple(block.apply({"params": p}, cond, method="tables") for p in blocks),
-        final_tables=self.apply({"params": params}, method=lambda self: self.final_modulation(cond)))
+        tables=sharding.keep_whole(tuple(block.apply({"params": p}, cond, method="tables") for p in blocks)),
+        final_tables=sharding.keep_whole(self.apply({"params": params}, method=lambda self: self.final_modulation(cond))))
 
   def extend(
       self, prepared: Prepared, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...],

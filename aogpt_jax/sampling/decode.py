@@ -33,7 +33,8 @@ class Samples:
 
   Attributes:
     tokens: int32 [B, L]; -1 where a token is not drawn yet.
-    log_probs: float32 [B, L], log p(token | tokens before it) of the model without filters, in nats; 0 for given tokens.
+    log_probs: float32 [B, L], log p(token | tokens before it) in nats, of the model over the ids that there are, before temperature,
+      top-k and top-p; 0 for given tokens.
     steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
     evaluations: steps that drew a token of any sample: the number of function evaluations that papers report.
     passes: forward passes that were run, the one over the given tokens not counted. Fewer than `evaluations` where samples have
@@ -79,7 +80,7 @@ def stream(
     model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
     contexts: int = 1, mesh: Mesh | None = None, parts: int = 1,
 ) -> Iterator[Samples]:
-  """`sample`, which yields what there is about `parts` times on the way; the last is the whole."""
+  """`sample`, which yields what there is about `parts` times on the way; the last is the whole. Its counts are of the whole always."""
   batch, length = plan.orders.shape
   if length > model.block_size:
     raise ValueError(f"length is {length}; the model's blocks have {model.block_size} tokens.")
@@ -87,8 +88,9 @@ def stream(
     raise ValueError(f"vocab_size is {filters.vocab_size}; the model has {model.vocab_size} rows.")
   if np.shape(tokens) != (batch, length) or np.shape(keys) != (batch,):
     raise ValueError(f"tokens {np.shape(tokens)} and keys {np.shape(keys)} must be [{batch}, {length}] and [{batch}].")
-  if contexts < 1:
-    raise ValueError(f"contexts is {contexts}; it must be at least 1.")
+  for name, value in (("contexts", contexts), ("parts", parts)):
+    if value < 1:
+      raise ValueError(f"{name} is {value}; it must be at least 1.")
   return _stream(model, params, plan, np.asarray(tokens), keys, filters, contexts, mesh, parts)
 
 
@@ -120,7 +122,9 @@ def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
       prefix = min(1 << prefix.bit_length(), CACHE_STEP, length) if prefix < CACHE_STEP else _rounded(prefix, length)
       cache = programs.prefill(prefix if known.any() else 0, slots, prepared, orders, drawn)
     elif cache[0]["v"].shape[2] < slots:
-      cache = programs.grow(slots, cache)
+      shorter, cache = list(cache), ()
+      while shorter:  # layer by layer: there is no memory for two whole caches
+        cache += (programs.grow(slots, shorter.pop(0)),)
     drawn, log_probs, cache = programs.run(
         passes.width, passes.asked, contexts, prepared, filters, keys, orders, everywhere(table[begin : begin + CALL_PASSES]),
         everywhere(np.int32(end - begin)), drawn, log_probs, cache)
@@ -219,14 +223,72 @@ def _decode_logits(model, width, asked, slots, params, tokens, orders, table):
   return logits[:, :length]
 
 
+def trace_prepare(model: nn.Module, mesh: Mesh, params: Any) -> jax.stages.Traced:
+  """`model.prepare` as `stream` runs it, to be compiled ahead of time; params are ShapeDtypeStructs with their shardings."""
+  return _programs(model, mesh).prepare.trace(params)
+
+
+def trace_last(
+    model: nn.Module, mesh: Mesh, prepared: Any, plan: plan_lib.Plan, filters: filters_lib.Filters, *, contexts: int = 1
+) -> dict[str, jax.stages.Traced]:
+  """The programs at the end of `stream`, where the cache is longest, to be compiled ahead of time; the devices need not be there.
+
+  Args:
+    model: a decoder.
+    mesh: over whose data and fsdp axes the samples are split.
+    prepared: what `trace_prepare` returns, as ShapeDtypeStructs with their shardings.
+    plan: from `plan.make_plan`.
+    filters: what is drawn from.
+    contexts: see `sample`.
+
+  Returns:
+    "run", the loop over passes, and, where there are shorter caches before, "grow", the last growth of the cache of a layer.
+  """
+  programs, passes = _programs(model, mesh), passes_lib.make_passes(plan.known, plan.counts)
+  batch, length = plan.orders.shape
+  batch += -batch % (mesh.shape["data"] * mesh.shape["fsdp"])
+  rows = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.batch_sharding(mesh))
+  everywhere = lambda dtype, *shape, **kw: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.replicated(mesh), **kw)
+
+  def cache(slots):
+    shapes = jax.eval_shape(lambda: model.init_cache(batch, slots))
+    return jax.tree.map(lambda x: x.update(sharding=sharding.heads_sharding(mesh, model.heads)), shapes)
+
+  *_, before, slots = 0, *sorted({slots for _, slots in _stages(passes, length, {len(passes)})})
+  traced = {"run": programs.run.trace(
+      passes.width, passes.asked, contexts, prepared,
+      jax.tree.map(lambda x: everywhere(jax.typeof(x).dtype, weak_type=True), filters),
+      rows(jax.random.key(0).dtype, batch), rows(jnp.int32, batch, length), everywhere(jnp.int32, CALL_PASSES, 5, batch),
+      everywhere(jnp.int32), rows(jnp.int32, batch, length + passes.asked), rows(jnp.float32, batch, length + passes.asked),
+      cache(slots))}
+  if before:
+    traced["grow"] = programs.grow.trace(slots, cache(before)[0])
+  return traced
+
+
+class _Program:
+  """A jitted function, called and traced on a mesh."""
+
+  def __init__(self, mesh: Mesh, function: Callable, **options: Any):
+    self._mesh, self._jitted = mesh, jax.jit(function, **options)
+
+  def __call__(self, *args: Any) -> Any:
+    with sharding.on_mesh(self._mesh):
+      return self._jitted(*args)
+
+  def trace(self, *args: Any) -> jax.stages.Traced:
+    with sharding.on_mesh(self._mesh):
+      return self._jitted.trace(*args)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Programs:
   """The jitted functions of a model on a mesh."""
 
-  prepare: Callable
-  prefill: Callable
-  grow: Callable
-  run: Callable
+  prepare: _Program
+  prefill: _Program
+  grow: _Program
+  run: _Program
 
 
 @functools.cache
@@ -235,13 +297,7 @@ def _programs(model: nn.Module, mesh: Mesh) -> _Programs:
   rows, cache = sharding.batch_sharding(mesh), sharding.heads_sharding(mesh, model.heads)
 
   def compiled(function, static=(), out_shardings=None, donate=()):
-    jitted = jax.jit(function, static_argnums=static, out_shardings=out_shardings, donate_argnames=donate)
-
-    def call(*args):
-      with sharding.on_mesh(mesh):
-        return jitted(*args)
-
-    return call
+    return _Program(mesh, function, static_argnums=static, out_shardings=out_shardings, donate_argnames=donate)
 
   return _Programs(
       prepare=compiled(model.prepare),
@@ -250,9 +306,9 @@ def _programs(model: nn.Module, mesh: Mesh) -> _Programs:
       run=compiled(functools.partial(_run, model), (0, 1, 2), (rows, rows, cache), ("drawn", "log_probs", "cache")))
 
 
-def _grow(slots, cache):
+def _grow(slots, layer):
   pad = lambda x, axis: jnp.pad(x, [(0, slots - n if i == axis else 0) for i, n in enumerate(x.shape)])
-  return tuple({"k": pad(layer["k"], 3), "v": pad(layer["v"], 2)} for layer in cache)
+  return {"k": pad(layer["k"], 3), "v": pad(layer["v"], 2)}
 
 
 def _prefill(model, width, slots, prepared, orders, drawn):

@@ -24,7 +24,7 @@ class Passes:
   Attributes:
     width: entries of a sample in a pass, those that are padding included.
     asked: the most queries of a sample in a pass, or more.
-    regular: whether `width` and `asked` are just what most passes use; else they are powers of two.
+    regular: whether most passes use all of `width`; else it is rounded up.
     write: the slot that the first entry enters; the others follow it.
     fills: how many of the entries are fills; the queries come after them.
     queries: how many are queries.
@@ -70,11 +70,12 @@ def make_passes(known: np.ndarray, counts: np.ndarray) -> Passes:
   start = (known + np.cumsum(counts, axis=0) - counts)[step, sample]
   fills = np.where(first, 0, np.roll(size, 1) - 1)
   entries = fills + size
-  # Where most groups are as wide as the widest, as with fixed counts, a pass fits them exactly. Else sizes are powers of two, so that
-  # draws of the counts share few programs.
+  # Where most groups are as wide as the widest, as with fixed counts, a pass fits them exactly. Else sizes are rounded up, so that draws
+  # of the counts share few programs.
   widest = int(entries.max(initial=1))
   regular = 2 * np.count_nonzero(entries == widest) >= len(entries)
-  width = widest if regular else _cheapest_width(entries, sample, batch)
+  alike = 2 * np.count_nonzero(entries > 0.9 * widest) >= len(entries)
+  width = widest if regular else _rounded_up(widest) if alike else _cheapest_width(entries, sample, batch)
 
   # A group's entries in pieces of `width`: one element for each piece.
   pieces = -(-entries // width)
@@ -94,7 +95,7 @@ def make_passes(known: np.ndarray, counts: np.ndarray) -> Passes:
 
   asked = int(queries.max(initial=1))
   return Passes(
-      width=width, asked=asked if regular else width, regular=regular,
+      width=width, asked=asked if regular else min(_rounded_up(asked), width) if alike else width, regular=regular,
       write=table((start - fills)[group] + begin), fills=table(piece_fills), queries=table(queries), start=table(start[group]),
       place=table(start[group] + np.maximum(begin - fills[group], 0)))
 
@@ -112,3 +113,9 @@ def _cheapest_width(entries: np.ndarray, sample: np.ndarray, batch: int) -> int:
 def _power_of_two(n: int) -> int:
   """The smallest power of two that is at least n."""
   return 1 << (int(n) - 1).bit_length()
+
+
+def _rounded_up(n: int) -> int:
+  """At least `n`, by a sixteenth more at most, of which there are few."""
+  step = max(_power_of_two(n) // 16, 1)
+  return -(-n // step) * step
