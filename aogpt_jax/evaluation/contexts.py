@@ -28,7 +28,7 @@ import numpy as np
 from aogpt_jax import objectives
 from aogpt_jax import sharding
 
-# Lanes on each device: with chunks of 32 entries, a thousand entries a pass.
+# Lanes on each device: with chunks of 32 entries, a thousand entries a pass. Short sequences have short chunks and want more.
 LANES = 32
 # Pieces that each lane gets, about: more make the lanes' work more equal; each runs its first context from the start.
 _PIECES = 4
