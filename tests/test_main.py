@@ -187,7 +187,7 @@ def test_a_checkpoint_alone_is_evaluated_on_another_text_in_any_order(command, u
                  "eval.lanes=4", "eval.distributions=('right_to_left', 'mix(0.5)')", "data.cache_dir=elsewhere")
   assert done.returncode == 0, done.stderr
   assert len(list((tmp_path / "elsewhere").iterdir())) == 1  # the text that the model was trained on is not needed
-  for line in ("right to left", "mix(0.5), 2 orders a sequence", "bound of 2 orders at once", "ensemble of 2 context orders, 3 tokens",
+  for line in ("right to left", "mix(0.5), 2 orders a sequence", "bound of 2 orders at once", "ensemble of 2 context orders, 3",
                "% of any-order loss", "context left to right"):
     assert line in done.stdout
   with open(f"{untrained.removeprefix('--workdir=')}/eval_files_txt.json", encoding="utf-8") as f:
