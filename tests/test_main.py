@@ -159,7 +159,10 @@ def test_an_interrupt_keeps_the_batches_that_were_drawn(command, untrained):
   path = untrained.removeprefix("--workdir=") + "/samples.jsonl"
   with open(path, "w", encoding="utf-8") as f:
     f.write("of the run before\n")
+  # Where the tests themselves run in the background, SIGINT is ignored, and the process would inherit that.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   process = command("--mode=sample", untrained, "sample.num_samples=100000", "sample.batch_size=2", wait=False)
+  signal.signal(signal.SIGINT, before)
   deadline = time.monotonic() + 120
   while time.monotonic() < deadline and process.poll() is None:
     with open(path, encoding="utf-8") as f:

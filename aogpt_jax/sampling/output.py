@@ -62,6 +62,9 @@ def draw(
             progress(drawn)
   except KeyboardInterrupt:
     total = len(config.orders) * len(prompts) * config.num_samples
+    if kept:  # it may have come between the writing and the counting
+      with files[0].open("rb") as f:
+        kept = sum(1 for _ in f)
     raise KeyboardInterrupt(f"{kept:,} of {total:,} texts were drawn" + (f" and are in {files[0]}" if kept else "")) from None
   return files
 
