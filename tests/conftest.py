@@ -71,6 +71,16 @@ def command(words, tmp_path):
   return start
 
 
+def run_on_eight_devices(script: str, path: pathlib.Path) -> None:
+  """Runs a test file as a program, in a process with eight devices; `path` is its argument, where it writes what it finds."""
+  env = os.environ | {
+      "JAX_PLATFORMS": "cpu",
+      "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
+      "PYTHONPATH": str(ROOT),
+  }
+  subprocess.run([sys.executable, "-W", "error", script, str(path)], env=env, cwd=ROOT, check=True)
+
+
 @pytest.fixture
 def compilations():
   """Name of a jitted function -> how often XLA compiled it while the test ran."""

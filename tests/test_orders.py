@@ -2,10 +2,7 @@
 
 import functools
 import itertools
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import jax
@@ -13,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from conftest import run_on_eight_devices
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import objectives
@@ -173,13 +171,7 @@ def test_an_explicit_order_of_another_length_is_refused_with_both():
 def elsewhere(tmp_path_factory):
   """What a process with eight devices draws, and what its training step makes of it; see `main`."""
   path = tmp_path_factory.mktemp("orders") / "arrays.npz"
-  root = pathlib.Path(__file__).parent.parent
-  env = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
-      "PYTHONPATH": str(root),
-  }
-  subprocess.run([sys.executable, "-W", "error", __file__, str(path)], env=env, cwd=root, check=True)
+  run_on_eight_devices(__file__, path)
   with np.load(path) as f:
     return dict(f)
 

@@ -4,13 +4,13 @@ import json
 import os
 import pathlib
 import re
-import subprocess
 import sys
 
 import jax
 import numpy as np
 import pytest
 
+from conftest import run_on_eight_devices
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import sharding
@@ -53,13 +53,7 @@ def tiny_config(**changes):
 def elsewhere(tmp_path_factory):
   """What a process with eight devices finds: arrays and texts; see `main`."""
   path = tmp_path_factory.mktemp("sharding")
-  root = pathlib.Path(__file__).parent.parent
-  env = os.environ | {
-      "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
-      "PYTHONPATH": str(root),
-  }
-  subprocess.run([sys.executable, "-W", "error", __file__, str(path)], env=env, cwd=root, check=True)
+  run_on_eight_devices(__file__, path)
   with np.load(path / "arrays.npz") as f:
     return dict(f), json.loads((path / "texts.json").read_text(encoding="utf-8"))
 
