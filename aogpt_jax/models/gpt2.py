@@ -193,7 +193,7 @@ def _params(model: GPT2, tensors: dict[str, np.ndarray], directory: pathlib.Path
   head = tensors.pop(_HEAD, None)
   if head is not None and not np.array_equal(head, tensors.get("wte.weight")):
     raise ValueError(f"{directory}: {_HEAD} is not the token table wte.weight; this GPT-2 has a tied head alone.")
-  shapes = jax.eval_shape(model.init, jax.random.key(0), jax.ShapeDtypeStruct((1, 1), jnp.int32))["params"]
+  shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
   problems, flat = [], {}
   for ours, x in traverse_util.flatten_dict(shapes, sep="/").items():
     theirs, stacked = _NAMES[ours], ours.startswith("blocks/")
