@@ -28,7 +28,6 @@ from aogpt_jax.evaluation import judge as judge_lib
 from aogpt_jax.evaluation import published
 from aogpt_jax.run import Run
 from aogpt_jax.sampling import texts as texts_lib
-from aogpt_jax.training import checkpoints
 
 # What is known of the sampler of a text: fields of a line of samples.jsonl, or of its field `sampler`.
 SETTINGS = ("order", "seed", "steps", "temperature", "top_p", "top_p_rule", "top_k", "counts", "schedule", "contexts", "dtype",
@@ -46,8 +45,12 @@ class Sample:
   settings: dict[str, Any]
 
 
-def evaluate(run: Run) -> list[pathlib.Path]:
+def evaluate(run: Run, load: Callable[[str], tuple[Any, int]]) -> list[pathlib.Path]:
   """Measures and shows what config.eval.generative asks for: texts of files or, where it has steps, of a sweep.
+
+  Args:
+    run: whose files are scored, or whose model draws.
+    load: gives the run's parameters and their step, by the name of the weights.
 
   Returns:
     The files that it has written: results as JSON, and of a sweep its cells and a picture too.
@@ -57,9 +60,10 @@ def evaluate(run: Run) -> list[pathlib.Path]:
     OSError: files that can't be read or written, or no network.
   """
   options = run.config.eval.generative
+  judge = lambda: load_judge(run, options.judge, "config.eval.generative.judge")
   if options.steps:
-    params, step = checkpoints.load_ema(run.workdir, run.config, run.mesh)
-    return _sweep(run, _judge(run), params, step)
+    params, step = load(run.config.eval.weights)
+    return _sweep(run, judge(), params, step)
   pattern = options.samples or glob.escape(str(run.workdir / "samples.jsonl"))
   try:
     samples, files = read_samples(pattern)
@@ -67,7 +71,7 @@ def evaluate(run: Run) -> list[pathlib.Path]:
     raise config_lib.ConfigError(f"config.eval.generative.samples: {e}") from None
   except FileNotFoundError as e:
     raise FileNotFoundError(f"config.eval.generative.samples: {e}") from None
-  return _measure(run, _judge(run), pattern, samples, files)
+  return _measure(run, judge(), pattern, samples, files)
 
 
 def read_samples(pattern: str) -> tuple[list[Sample], dict[str, str]]:
@@ -115,16 +119,21 @@ def _sample(line: str, name: str) -> Sample:
   return Sample(record["text"], name, {field: known.get(field, UNKNOWN) for field in SETTINGS})
 
 
-def _judge(run: Run) -> judge_lib.Judge:
+def load_judge(run: Run, name: str, field: str) -> judge_lib.Judge:
+  """A GPT-2 by its name on the hub or its directory, with config.eval.generative.{tokenizer,dtype,batch_size}.
+
+  Raises:
+    ConfigError: it can't be loaded; the message begins with `field`.
+  """
   options = run.config.eval.generative
   try:
     tokenizer = tokenizers.load(options.tokenizer)
   except (OSError, ValueError) as e:
     raise config_lib.ConfigError(str(e).replace("data.tokenizer", "config.eval.generative.tokenizer")) from None
   try:
-    return judge_lib.load(options.judge, tokenizer, dtype=options.dtype, mesh=run.mesh, batch_size=options.batch_size)
+    return judge_lib.load(name, tokenizer, dtype=options.dtype, mesh=run.mesh, batch_size=options.batch_size)
   except (OSError, ValueError, ImportError) as e:
-    raise config_lib.ConfigError(f"config.eval.generative.judge: {e}") from None
+    raise config_lib.ConfigError(f"{field}: {e}") from None
 
 
 def _measure(run, judge, pattern, samples, files) -> list[pathlib.Path]:
@@ -197,7 +206,8 @@ def _sweep(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[pat
   options, sample = run.config.eval.generative, run.config.sample
   path = run.workdir / "generative_sweep.jsonl"
   shared = texts_lib.options(sample) | {"order": options.order, "num_samples": options.num_samples}
-  about = {"judge": judge.record, "dtype": run.config.model.dtype, "weights": "ema", "checkpoint_step": step,
+  about = {"judge": judge.record, "dtype": run.config.model.dtype, "weights": run.config.eval.weights,
+           "checkpoint_step": step,
            "devices": f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"}
   # Seed by seed, so that a whole table is there as soon as can be.
   cells = [shared | {"seed": sample.seed + seed, "top_p": top_p, "temperature": temperature, "steps": steps}
@@ -226,8 +236,8 @@ def _sweep(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[pat
         f"{record['seconds_per_text']:.3g} s a text; {progress.line(done)}", *(f"  {line}" for line in record["warnings"])]))
   records = [kept[key(cell)] for cell in cells]
   rows = summary(records)
-  console.say(f"\nperplexity under {judge.name} of {options.num_samples} texts, {options.order}, step {step:,}, EMA weights, "
-              f"{about['dtype']}, by steps\n{sweep_table(rows)}\n")
+  console.say(f"\nperplexity under {judge.name} of {options.num_samples} texts, {options.order}, step {step:,}, "
+              f"{about['weights']} weights, {about['dtype']}, by steps\n{sweep_table(rows)}\n")
   result = run.workdir / "generative_sweep.json"
   _write(result, json.dumps({"table": rows, "cells": records, "generative": options.to_dict()}, indent=2) + "\n")
   return [result, path, draw(run.workdir / "generative_sweep.png", rows)]
@@ -304,7 +314,7 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
     for name in published.GENERATIVE_PERPLEXITY.get((top_p, temperature), {}):
       if any(name in row["published"] for row in own):
         numbers = [row["published"].get(name) for row in own]
-      lines.append(("", f"{name} medium, published", *("" if x is None else f"{x:.2f}" for x in numbers)))
+        lines.append(("", f"{name} medium, published", *("" if x is None else f"{x:.2f}" for x in numbers)))
   return "\n".join(held_out.aligned(lines))
 
 
