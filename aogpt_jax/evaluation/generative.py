@@ -133,8 +133,7 @@ def _measure(run, judge, pattern, samples, files) -> list[pathlib.Path]:
   if not any(len(text) > 1 for text in texts):
     raise config_lib.ConfigError(f"config.eval.generative.samples: none of the {len(texts)} texts of {pattern} has two tokens or "
                                  "more, so that there is nothing to score; give others.")
-  progress = console.Progress(f"scoring under {judge.name}", sum(max(len(text) - 1, 0) for text in texts), "tokens")
-  nats = judge.nll(texts, progress)
+  nats = judge.nll(texts, _progress(judge, texts))
   groups = {}
   for i, sample in enumerate(samples):
     # The seed names texts, and does not tell samplers apart.
@@ -155,6 +154,10 @@ def _measure(run, judge, pattern, samples, files) -> list[pathlib.Path]:
   path = run.workdir / "generative.json"
   _write(path, json.dumps(record, indent=2) + "\n")
   return [path]
+
+
+def _progress(judge: judge_lib.Judge, texts: Sequence[np.ndarray]) -> console.Progress:
+  return console.Progress(f"scoring under {judge.name}", sum(max(len(text) - 1, 0) for text in texts), "tokens")
 
 
 def warnings_of(texts: Sequence[np.ndarray], names: Sequence[str], window: int) -> list[str]:
@@ -213,7 +216,7 @@ def _sweep(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[pat
     drawn, seconds = _timed(functools.partial(texts_lib.generate, run.model, params, run.tokenizer, mesh=run.mesh, **cell))
     texts = [judge.encode(text.text) for text in drawn]
     names = [f"sample {text.sample_index + 1}" for text in drawn]
-    record = {"settings": cell | about, **_fields(judge.score(texts)), "seconds_per_text": seconds / len(drawn),
+    record = {"settings": cell | about, **_fields(judge.score(texts, _progress(judge, texts))), "seconds_per_text": seconds / len(drawn),
               "evaluations": float(np.mean([text.evaluations for text in drawn])),
               "warnings": warnings_of(texts, names, judge.model.block_size)}
     kept[key(cell)] = record
@@ -293,14 +296,14 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
 
   def number(row, name, digits):
     spread = row[f"{name}_std"]
-    return "-" if row[name] is None else f"{row[name]:.{digits}f}" + ("" if spread is None else f" +- {spread:.{digits}f}")
+    return "-" if row[name] is None else f"{row[name]:{digits}}" + ("" if spread is None else f" +- {spread:{digits}}")
 
   for top_p, temperature in sorted({(row["top_p"], row["temperature"]) for row in rows}, reverse=True):
     own = [cells[top_p, temperature, s] for s in steps]
-    lines.append((_name(top_p, temperature), "perplexity", *(number(row, "perplexity", 2) for row in own)))
-    lines.append(("", "token entropy", *(number(row, "entropy", 3) for row in own)))
-    lines.append(("", "repetition", *(number(row, "repetition", 3) for row in own)))
-    lines.append(("", "seconds a text", *(number(row, "seconds_per_text", 3) for row in own)))
+    lines.append((_name(top_p, temperature), "perplexity", *(number(row, "perplexity", ".2f") for row in own)))
+    lines.append(("", "token entropy", *(number(row, "entropy", ".3f") for row in own)))
+    lines.append(("", "repetition", *(number(row, "repetition", ".3f") for row in own)))
+    lines.append(("", "seconds a text", *(number(row, "seconds_per_text", ".2g") for row in own)))
     for name in published.GENERATIVE_PERPLEXITY.get((top_p, temperature), {}):
       if any(name in row["published"] for row in own):
         numbers = [row["published"].get(name) for row in own]
@@ -310,7 +313,7 @@ def sweep_table(rows: Sequence[dict[str, Any]]) -> str:
 
 def draw(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> pathlib.Path:
   """Draws perplexity against seconds a text, a line for each filter, and returns the path."""
-  from matplotlib import figure  # Here: it costs half a second. The figure has no global state and needs no display.
+  from matplotlib import figure, ticker  # Here: they cost half a second. The figure has no global state and needs no display.
 
   fig = figure.Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
   axes = fig.subplots()
@@ -318,13 +321,17 @@ def draw(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> pathlib.Path:
     own = [row for row in rows if (row["top_p"], row["temperature"]) == (top_p, temperature) and row["perplexity"]]
     x, y = ([row[name] for row in own] for name in ("seconds_per_text", "perplexity"))
     spread = lambda name: [row[f"{name}_std"] or 0.0 for row in own]  # pylint: disable=cell-var-from-loop
-    axes.errorbar(x, y, xerr=spread("seconds_per_text"), yerr=spread("perplexity"), marker="o", markersize=4, capsize=2,
-                  label=_name(top_p, temperature))
+    axes.errorbar(x, y, xerr=spread("seconds_per_text"), yerr=spread("perplexity"), marker="o", markersize=4, linewidth=1,
+                  elinewidth=0.6, label=_name(top_p, temperature))
     for row in own:
       place = row["seconds_per_text"], row["perplexity"]
       axes.annotate(row["steps"], place, textcoords="offset points", xytext=(4, 5), fontsize=7)
   axes.set(xscale="log", yscale="log", xlabel="seconds a text, in batches; the numbers are steps", ylabel="perplexity")
-  axes.legend(fontsize=8)
+  for axis in (axes.xaxis, axes.yaxis):  # 300 and not 3 x 10^2, also where no power of ten is near
+    axis.set_major_formatter("{x:g}")
+    axis.set_minor_formatter(ticker.LogFormatter(minor_thresholds=(2, 0.6)))
+  axes.tick_params(which="both", labelsize=8)
+  fig.legend(fontsize=8, loc="outside upper center", ncols=3)
   axes.grid(alpha=0.25, which="both")
   if jax.process_index() == 0:
     fig.savefig(path)
