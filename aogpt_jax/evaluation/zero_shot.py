@@ -177,7 +177,8 @@ class _Gpt2(_Scorer):
 
 
 def recipe(
-    config: ml_collections.ConfigDict, dataset: str, tokenizer: tokenizers.Tokenizer, block_size: int, distributions: tuple[str, ...]
+    config: ml_collections.ConfigDict, dataset: str, tokenizer: tokenizers.Tokenizer, block_size: int,
+    distributions: tuple[str, ...]
 ) -> dict[str, Any]:
   """All that determines a figure but the model and the text."""
   chosen = config.eval.zero_shot
@@ -237,11 +238,11 @@ def remarks(run: Run, scores: list[Score]) -> list[str]:
   for s in {(s.dataset, s.model): s for s in scores}.values():
     title = data.DATASETS[s.dataset].title
     if s.dropped_tokens:
-      lines.append(f"{title}: {s.model} is not scored on {s.dropped_tokens:,} of {s.tokens + s.dropped_tokens:,} tokens, which the "
-                   "recipe drops.")
+      lines.append(f"{title}: {s.model} is not scored on {s.dropped_tokens:,} of {s.tokens + s.dropped_tokens:,} tokens, which "
+                   "the recipe drops.")
     if s.is_shuffled:
-      lines.append(f"{title}: its rows are shuffled, as TFDS prepares it, which changes what each block holds; give the published "
-                   f"file, as {s.dataset}=FILE, for the order of the published figures.")
+      lines.append(f"{title}: its rows are shuffled, as TFDS prepares it, which changes what each block holds; give the "
+                   f"published file, as {s.dataset}=FILE, for the order of the published figures.")
   return lines
 
 
