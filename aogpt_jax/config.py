@@ -60,7 +60,7 @@ def default_config() -> ml_collections.ConfigDict:
           ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
       ),
       data=c(
-          source="tfds:huggingface:openwebtext",  # stdlib | stdlib_source | files:GLOB | tfds:NAME; see data/sources.py
+          source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
@@ -93,6 +93,7 @@ def default_config() -> ml_collections.ConfigDict:
           orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
+          limit=0,  # sequences, at most, spread evenly over the split; 0: all
           source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
           ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
@@ -219,8 +220,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
-      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets eval.seed sample.length "
-      "sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
+      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.limit eval.targets eval.seed "
+      "sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",

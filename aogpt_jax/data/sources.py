@@ -7,6 +7,7 @@
   files:GLOB         local text files (a document each), JSON lines or CSV (a document per record), also .gz
   lines:GLOB         local text files with a document per line
   tfds:NAME[/CONFIG][:VERSION]   a data set of TFDS prepared as array_record, read without TensorFlow
+  urn:LENGTH         texts of LENGTH letters each from a Pólya urn: data with no natural order, whose entropy is known
 
 Documents are held out whole. Which split a document falls into depends on a hash of the document alone
 (of its name for stdlib, of its text elsewhere, so that copies stay together), so adding documents moves
@@ -14,6 +15,7 @@ none, and duplicates never sit on both sides.
 """
 
 import ast
+import collections
 import csv
 import difflib
 import glob
@@ -23,7 +25,9 @@ import importlib.util
 import inspect
 import io
 import json
+import math
 import os
+import random
 import re
 import socket
 import sysconfig
@@ -94,9 +98,11 @@ def documents(config) -> Source:
     return Files(config, rest, by_lines=kind == "lines")
   if kind == "tfds" and rest:
     return Tfds(config, rest)
+  if kind == "urn" and rest.isascii() and rest.isdigit() and int(rest):
+    return Urn(config, int(rest))
   raise ValueError(
       f"data.source={config.source!r} is not one of 'stdlib', 'stdlib_source', 'files:GLOB', 'lines:GLOB', "
-      "'tfds:NAME[/CONFIG][:VERSION]'")
+      "'tfds:NAME[/CONFIG][:VERSION]', 'urn:LENGTH'")
 
 
 def held_out_split(key: str, validation_fraction: float, test_fraction: float) -> str:
@@ -396,6 +402,48 @@ def _decode(data: bytes, path: str, offset: int) -> str:
     raise ValueError(
         f"{path}: invalid UTF-8 at byte {start} ({data[start - offset]:#04x}); re-encode the file, for "
         f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.txt") from None
+
+
+# --- urn --------------------------------------------------------------------------------------------
+
+_URN_LETTERS = "abcdefghijklmnop"
+_URN_START = 4.0  # balls in the urn at first, in all letters together: the fewer, the more a text repeats its letters
+_URN_TEXTS = 60_000
+
+
+class Urn(Source):
+  """Texts from a Pólya urn each: a letter is drawn, and put back with another of its kind.
+
+  All orders of a text's letters are equally probable (it is exchangeable), so that no order of prediction is easier than another.
+  """
+
+  def __init__(self, config, length: int):
+    self.name = f"urn_{length}"
+    self._length = length
+    self._fractions = (config.validation_fraction, config.test_fraction)
+    self.fingerprint = _fingerprint(
+        {"source": "urn", "length": length, "letters": _URN_LETTERS, "start": _URN_START, "texts": _URN_TEXTS,
+         "fractions": self._fractions}, [])
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    for number in range(start, _URN_TEXTS):
+      draw = random.Random(number)
+      letters = []
+      for drawn in range(self._length):
+        # Either one of the balls that were put in since, which are the letters drawn so far, or one of those at first.
+        old = draw.random() * (_URN_START + drawn) < drawn
+        letters.append(draw.choice(letters if old else _URN_LETTERS))
+      key = f"text {number}"
+      yield Document(held_out_split(key, *self._fractions), key, "".join(letters), (number + 1) / _URN_TEXTS)
+
+
+def urn_nats(text: str) -> float:
+  """-log p of a text of `Urn`, in nats."""
+  counts, nats = collections.Counter(), 0.0
+  for drawn, letter in enumerate(text):
+    nats -= math.log((_URN_START / len(_URN_LETTERS) + counts[letter]) / (_URN_START + drawn))
+    counts[letter] += 1
+  return nats
 
 
 # --- tfds -------------------------------------------------------------------------------------------

@@ -42,8 +42,8 @@ def label(spec: str) -> str:
 
 
 def report(run: Run, params: Any) -> Report:
-  """All that config.eval asks for, of the whole text that it names."""
-  return score(run, params, functools.partial(_batches, run, run.evaluated, run.split, 0))
+  """All that config.eval asks for, of the text that it names."""
+  return score(run, params, functools.partial(_batches, run, run.evaluated, run.split, run.config.eval.limit))
 
 
 def score(run: Run, params: Any, batches: Batches) -> Report:
