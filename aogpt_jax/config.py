@@ -14,6 +14,7 @@ from ml_collections import config_dict
 
 from aogpt_jax import orders
 from aogpt_jax.data import tokenizers
+from aogpt_jax.data import zero_shot
 
 
 class ConfigError(ValueError):
@@ -97,7 +98,20 @@ def default_config() -> ml_collections.ConfigDict:
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
           lanes=32,  # contexts that a device runs at the same time for them; each needs the cache of a sequence
-          # With a judge, --mode=eval measures generated texts instead: those of files or, where there are steps, of a sweep.
+          weights="ema",  # ema | raw: the moving average of the parameters, or those of the last update
+          seed=0,  # of all orders and permutations, also at the evaluations during training
+          zero_shot=c(  # where it names data sets, --mode=eval scores these and nothing of the run's own
+              datasets=(),  # lambada, wikitext2, ptb, wikitext103, lm1b; of TFDS, or NAME=FILE in its published format
+              models=("run",),  # run, and gpt2:NAME or gpt2:DIRECTORY for GPT-2 of Hugging Face
+              recipe="sedd",  # sedd as the published figures, which drops remainders; exact scores every token
+              detokenize=True,  # by the rules of each data set
+              end_of_text=True,  # the boundary after each row
+              split="",  # of TFDS data sets, as train or test[:10%]; "": what the protocol scores
+              shards=8,  # of the recipe sedd: parts of the data set, and rows of them that are packed together
+              map_batch=1000,
+          ),
+          # With a judge, generated texts are measured, of files or, where there are steps, of a sweep; for them, --mode=eval needs no
+          # other text, and takes none.
           generative=c(
               judge="",  # gpt2 | gpt2-medium | gpt2-large | gpt2-xl | ORGANISATION/NAME | directory of such a model; "": none
               dtype="float32",  # of the judge's matmuls: float32 or bfloat16
@@ -201,13 +215,14 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders eval.ensemble eval.lanes eval.generative.batch_size eval.generative.seeds eval.generative.num_samples "
-      "sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps checkpoint.keep log.every_steps",
+      "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
+      "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
+      "checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
-      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets sample.length "
+      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets eval.seed sample.length "
       "sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
-  yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
+  yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
       "above 0", lambda x: x > 0)
@@ -243,6 +258,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("sample.schedule", ("linear", "cosine")),
       ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
+      ("eval.weights", ("ema", "raw")),
+      ("eval.zero_shot.recipe", zero_shot.RECIPES),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
 
@@ -290,6 +307,19 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.sample.seed + g.seeds > 2**32:
     yield (f"config.eval.generative.seeds: {g.seeds} from config.sample.seed = {config.sample.seed} on do not stay below 2**32; "
            "make one of them smaller.")
+  zero_shot_config = config.eval.zero_shot
+  for spec in zero_shot_config.datasets:
+    try:
+      zero_shot.parse(spec)
+    except ValueError as e:
+      yield f"config.eval.zero_shot.datasets: {e}"
+  for spec in zero_shot_config.models:
+    if spec != "run" and not (spec.startswith("gpt2:") and len(spec) > 5):
+      yield f"config.eval.zero_shot.models: {spec!r} is neither run nor gpt2:NAME; give for example ('run', 'gpt2:gpt2-medium')."
+  if zero_shot_config.datasets and not zero_shot_config.models:
+    yield "config.eval.zero_shot.models: is (); give at least one, as ('run',)."
+  if zero_shot_config.datasets and config.eval.gap:
+    yield f"config.eval.gap: {config.eval.gap} is of whole blocks, not of config.eval.zero_shot.datasets; set it to 0."
   specs = [("orders", config.orders)] + [(f"eval.distributions[{i}]", s) for i, s in enumerate(config.eval.distributions)]
   specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)] + [("eval.generative.order", g.order)]
   for field, spec in specs:

@@ -10,6 +10,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import run as run_lib
 from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import sweep
+from aogpt_jax.training import checkpoints
 import random_gpt2
 
 pytest.importorskip("safetensors", reason="weights are in safetensors: pip install 'aogpt_jax[hf]'")
@@ -84,7 +85,7 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_compiled(
   words_config.eval.generative.update({"judge": random_gpt2.write(tmp_path / "judge"), "tokenizer": "bytes"} | fields)
   run = run_lib.open_run(words_config, str(tmp_path / "run"), "eval")
   with pytest.raises((config_lib.ConfigError, OSError), match=expected) as error:
-    generative.evaluate(run)
+    generative.evaluate(run, lambda weights: checkpoints.load_params(run.workdir, run.config, run.mesh, weights))
   assert "\n" not in str(error.value) and "_nll" not in compilations
 
 

@@ -4,7 +4,7 @@ Perplexity alone says little: it falls with the temperature and with top-p, down
 the entropy of its texts and the settings that they were drawn with beside it; for texts of other origin these are "unknown".
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import glob
 import hashlib
@@ -19,7 +19,6 @@ from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import judge as judge_lib
 from aogpt_jax.evaluation import sweep
 from aogpt_jax.run import Run
-from aogpt_jax.training import checkpoints
 
 # What is known of the sampler of a text: fields of a line of samples.jsonl, or of its field `sampler`.
 SETTINGS = ("order", "seed", "steps", "temperature", "top_p", "top_p_rule", "top_k", "counts", "schedule", "contexts", "dtype",
@@ -36,8 +35,12 @@ class Sample:
   settings: dict[str, Any]
 
 
-def evaluate(run: Run) -> list[pathlib.Path]:
+def evaluate(run: Run, load: Callable[[str], tuple[Any, int]]) -> list[pathlib.Path]:
   """Measures and shows what config.eval.generative asks for: texts of files or, where it has steps, of a sweep.
+
+  Args:
+    run: whose files are scored, or whose model draws.
+    load: gives the run's parameters and their step, by the name of the weights.
 
   Returns:
     The files that it has written: results as JSON, and of a sweep its cells and a picture too.
@@ -47,15 +50,16 @@ def evaluate(run: Run) -> list[pathlib.Path]:
     OSError: files that can't be read or written, or no network.
   """
   options = run.config.eval.generative
+  judge = lambda: load_judge(run, options.judge, "config.eval.generative.judge")
   if options.steps:
-    params, step = checkpoints.load_ema(run.workdir, run.config, run.mesh)
-    return sweep.evaluate(run, _judge(run), params, step)
+    params, step = load(run.config.eval.weights)
+    return sweep.evaluate(run, judge(), params, step)
   pattern = options.samples or glob.escape(str(run.workdir / "samples.jsonl"))
   try:
     samples, files = read_samples(pattern)
   except (ValueError, FileNotFoundError) as e:
     raise config_lib.ConfigError(f"config.eval.generative.samples: {e}") from None
-  return _measure(run, _judge(run), pattern, samples, files)
+  return _measure(run, judge(), pattern, samples, files)
 
 
 def read_samples(pattern: str) -> tuple[list[Sample], dict[str, str]]:
@@ -103,16 +107,21 @@ def _sample(line: str, name: str) -> Sample:
   return Sample(record["text"], name, {field: known.get(field, UNKNOWN) for field in SETTINGS})
 
 
-def _judge(run: Run) -> judge_lib.Judge:
+def load_judge(run: Run, name: str, field: str) -> judge_lib.Judge:
+  """A GPT-2 by its name on the hub or its directory, with config.eval.generative.{tokenizer,dtype,batch_size}.
+
+  Raises:
+    ConfigError: it can't be loaded; the message begins with `field`.
+  """
   options = run.config.eval.generative
   try:
     tokenizer = tokenizers.load(options.tokenizer)
   except (OSError, ValueError) as e:
     raise config_lib.ConfigError(str(e).replace("data.tokenizer", "config.eval.generative.tokenizer")) from None
   try:
-    return judge_lib.load(options.judge, tokenizer, dtype=options.dtype, mesh=run.mesh, batch_size=options.batch_size)
+    return judge_lib.load(name, tokenizer, dtype=options.dtype, mesh=run.mesh, batch_size=options.batch_size)
   except (OSError, ValueError, ImportError) as e:
-    raise config_lib.ConfigError(f"config.eval.generative.judge: {e}") from None
+    raise config_lib.ConfigError(f"{field}: {e}") from None
 
 
 def _measure(run, judge, pattern, samples, files) -> list[pathlib.Path]:

@@ -50,7 +50,8 @@ def evaluate(
   Args:
     model: a decoder.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     token_bytes: int32 [V'], bytes that each token stands for.
     repeats: name of a distribution (see `orders.parse`) -> orders drawn per sequence.
@@ -61,34 +62,51 @@ def evaluate(
   batch_sharding = sharding.batch_sharding(mesh)
   to_device = functools.partial(jax.make_array_from_process_local_data, batch_sharding)
   table = jax.device_put(np.asarray(token_bytes, np.int32), sharding.replicated(mesh))
-  nll, weights, size, first_row, length = [], [], [], 0, 0
-  for tokens, weight in batches:
-    length = tokens.shape[1]
-    batch = (to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(weight, np.float32)))
+  nll, lengths, size, first_row = [], [], [], 0
+  for tokens, length in batches:
+    batch = (to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(length, np.int32)))
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
     out = jax.device_get(_score(model, mesh, plan, seed, params, *batch, row, table))
-    for total, x in zip((nll, weights, size), out):
+    for total, x in zip((nll, lengths, size), out):
       total.append(np.asarray(x, np.float64))
     first_row += batch[0].shape[0]
-    progress(int(sum(w.sum() for w in weights)))
+    progress(int(sum((x > 0).sum() for x in lengths)))
   if not nll:
     raise ValueError("there is nothing to evaluate: the split has no sequences.")
-  keep = np.concatenate(weights) > 0
-  nll_RB = np.concatenate(nll, axis=1)[:, keep] / length  # nats per token, by order and sequence
-  sequences, size = int(keep.sum()), int(np.concatenate(size)[keep].sum())
+  lengths = np.concatenate(lengths)
+  keep = lengths > 0
+  nll_RB, lengths, size = np.concatenate(nll, axis=1)[:, keep], lengths[keep], np.concatenate(size)[keep].sum()
   results, start = {}, 0
   for name, count in plan:
-    part, start = nll_RB[start : start + count], start + count
-    mean = float(part.mean())
-    spread = lambda x: float(np.std(x, ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
-    bounds = nll_of_mean(part * length, axis=0) / length
-    results[name] = Likelihood(
-        nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=mean * sequences * length / max(size, 1) / math.log(2),
-        stderr_sequences=spread(part.mean(axis=0)), stderr_orders=spread(part.mean(axis=1)),
-        iw_nats_per_token=float(bounds.mean()), iw_stderr_sequences=spread(bounds), orders=count,
-        sequences=sequences, tokens=sequences * length, bytes=size)
+    results[name] = summary(nll_RB[start : start + count], lengths, int(size))
+    start += count
   return results
+
+
+def summary(nll_RB: np.ndarray, lengths: np.ndarray, size: int) -> Likelihood:
+  """From the summed nats of each of B sequences in each of R orders, the sequences' tokens [B], and their bytes in all."""
+  count, sequences = nll_RB.shape
+  mean, stderr = per_token(nll_RB.mean(axis=0), lengths)
+  bound, bound_stderr = per_token(nll_of_mean(nll_RB, axis=0), lengths)
+  by_order = nll_RB.sum(axis=1) / lengths.sum()
+  return Likelihood(
+      nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
+      bits_per_byte=float(nll_RB.mean(axis=0).sum()) / max(size, 1) / math.log(2), stderr_sequences=stderr,
+      stderr_orders=float(by_order.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+      iw_nats_per_token=bound, iw_stderr_sequences=bound_stderr, orders=count, sequences=sequences,
+      tokens=int(lengths.sum()), bytes=size)
+
+
+def per_token(sums: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
+  """Mean over tokens of something summed over each of B sequences of these lengths, and its standard error over the sequences.
+
+  Where lengths differ, the mean is a ratio of two sums, and the error is that of a ratio (delta method).
+  """
+  count, tokens = len(sums), lengths.sum()
+  mean = float(sums.sum() / tokens)
+  if count < 2:
+    return mean, math.nan
+  return mean, float(np.sqrt(np.square(sums - mean * lengths).sum() * count / (count - 1)) / tokens)
 
 
 def nll_of_mean(nll: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -99,15 +117,17 @@ def nll_of_mean(nll: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "mesh", "plan", "seed"))
-def _score(model, mesh, plan, seed, params, tokens, weight, first_row, token_bytes):
-  """Summed nats [R, B] over all orders of the plan, weights [B] and bytes [B], on every process."""
+def _score(model, mesh, plan, seed, params, tokens, lengths, first_row, token_bytes):
+  """Summed nats [R, B] over all orders of the plan, lengths [B] and bytes [B], on every process."""
   batch, length = tokens.shape
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
   sigma = [orders.draw(spec, orders.root_key(seed), r, rows, length) for spec, count in plan for r in range(count)]
 
   def score(sigma_BT):
     with sharding.on_mesh(mesh):
-      return objectives.any_order_nll(model, params, tokens, sigma_BT).sum(axis=1)
+      nll_BT = objectives.any_order_nll(model, params, tokens, orders.within(sigma_BT, lengths))
+    return jnp.where(is_text, nll_BT, 0.0).sum(axis=1)  # the padding is last, in an order as in the text
 
-  out = jax.lax.map(score, jnp.stack(sigma)), weight, token_bytes[tokens].sum(axis=1)
+  is_text = jnp.arange(length) < lengths[:, None]
+  out = jax.lax.map(score, jnp.stack(sigma)), lengths, jnp.where(is_text, token_bytes[tokens], 0).sum(axis=1)
   return jax.lax.with_sharding_constraint(out, sharding.replicated(mesh))

@@ -40,8 +40,8 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
   options, sample = run.config.eval.generative, run.config.sample
   path = run.workdir / "generative_sweep.jsonl"
   shared = texts_lib.options(sample) | {"order": options.order, "num_samples": options.num_samples}
-  about = {"judge": judge.record, "dtype": run.config.model.dtype, "weights": "ema", "checkpoint_step": step,
-           "devices": f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"}
+  about = {"judge": judge.record, "dtype": run.config.model.dtype, "weights": run.config.eval.weights,
+           "checkpoint_step": step, "devices": f"{run.mesh.size} x {run.mesh.devices.flat[0].device_kind}"}
   # Seed by seed, so that a whole table is there as soon as can be.
   cells = [shared | {"seed": sample.seed + seed, "top_p": top_p, "temperature": temperature, "steps": steps}
            for seed in range(options.seeds) for top_p, temperature in options.filters for steps in options.steps]
@@ -70,8 +70,8 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
         f"{record['seconds_per_text']:.3g} s a text; {steps.line(done)}", *(f"  {line}" for line in record["warnings"])]))
   records = [kept[key(cell)] for cell in cells]
   rows = summary(records)
-  console.say(f"\nperplexity under {judge.name} of {options.num_samples} texts, {options.order}, step {step:,}, EMA weights, "
-              f"{about['dtype']}, by steps\n{table(rows)}\n")
+  console.say(f"\nperplexity under {judge.name} of {options.num_samples} texts, {options.order}, step {step:,}, "
+              f"{about['weights']} weights, {about['dtype']}, by steps\n{table(rows)}\n")
   result = run.workdir / "generative_sweep.json"
   write(result, json.dumps({"table": rows, "cells": records, "generative": options.to_dict()}, indent=2) + "\n")
   return [result, path, draw(run.workdir / "generative_sweep.png", rows)]
