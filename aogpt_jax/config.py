@@ -111,7 +111,8 @@ def default_config() -> ml_collections.ConfigDict:
               shards=8,  # of the recipe sedd: parts of the data set, and rows of them that are packed together
               map_batch=1000,
           ),
-          # With a judge, --mode=eval measures generated texts instead: those of files or, where there are steps, of a sweep.
+          # With a judge, generated texts are measured, of files or, where there are steps, of a sweep; for them, --mode=eval needs no
+          # other text, and takes none.
           generative=c(
               judge="",  # gpt2 | gpt2-medium | gpt2-large | gpt2-xl | ORGANISATION/NAME | directory of such a model; "": none
               dtype="float32",  # of the judge's matmuls: float32 or bfloat16

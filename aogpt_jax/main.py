@@ -113,11 +113,13 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
     written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh,
                            {"weights": "ema", "checkpoint_step": step})
+  if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
+    written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
 
 
 def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[pathlib.Path]:
-  """Evaluates what the run was opened for; returns the files. `load` gives parameters and their step."""
+  """Evaluates the texts that the run was opened for; returns the files. `load` gives parameters and their step."""
   config, written = run.config.eval, []
   name = {"ema": "EMA", "raw": "raw"}[config.weights]
   if run.evaluated:
@@ -135,8 +137,6 @@ def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[
     tables = ["\n".join(held_out.aligned(perplexities)), *zero_shot.remarks(run, scores), "\n".join(held_out.aligned(details))]
     console.say("\n\n".join([f"\nzero-shot perplexity{of_run}\n" + tables[0], *tables[1:]]) + "\n")
     written += zero_shot.write(run, step, scores)
-  if config.generative.judge:
-    written += generative.evaluate(run, load)
   return written
 
 

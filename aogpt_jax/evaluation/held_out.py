@@ -160,10 +160,3 @@ def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropie
   if jax.process_index() == 0:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
   return path
-
-
-def finite(value: Any) -> Any:
-  """A value for JSON, which has no nan: null there, in dicts too."""
-  if isinstance(value, dict):
-    return {k: finite(v) for k, v in value.items()}
-  return None if isinstance(value, float) and not math.isfinite(value) else value
