@@ -36,9 +36,16 @@ def default_config() -> ml_collections.ConfigDict:
           block_size=1024,  # T, tokens per sequence
           vocab_size=50304,  # V, rows of the token table: the tokenizer's ids, padded; padding is never sampled
           cond_width=128,  # C, width of the target-position table
-          target="adaln",  # how an entry is told its target position
+          # How an entry is told its target position: adaln; or a row of width D that is added to the input (input), the same one
+          # again before every layer (layer_shared), or one of another table before each (layer_distinct).
+          target="adaln",
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
-          position_init="normal",  # of the position and target tables: normal is the paper's; sinusoid learns sooner
+          norm="rms",  # of the blocks and before the head: rms, or layer, as sigma-GPT
+          qk_norm=True,  # RMSNorm on queries and keys
+          tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
+          bias=True,  # in all Dense layers and LayerNorms
+          weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, not cut, as sigma-GPT
+          position_init="normal",  # of the position and target tables: normal, as all others, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
@@ -214,7 +221,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
       lambda rules: _are_pairs(rules, str, str))
   for field, choices in (
-      ("model.target", ("adaln",)),
+      ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
+      ("model.norm", ("rms", "layer")),
+      ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
@@ -231,6 +240,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  if m.gate_init and m.target != "adaln":
+    yield (f"config.model.gate_init: {m.gate_init} is of the gates of adaLN, and config.model.target = {m.target} has none; "
+           "set it to 0.0.")
+  if m.gate_init and not m.bias:
+    yield (f"config.model.gate_init: {m.gate_init} is of the biases of the gates, and config.model.bias = False leaves none; "
+           "set it to 0.0.")
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")

@@ -58,10 +58,19 @@ def orders():
   return jnp.asarray([[2, 5, 0, 1, 4, 3], [4, 3, 1, 5, 0, 2]], jnp.int32)
 
 
+TARGETS = ("adaln", "input", "layer_shared", "layer_distinct")
+MEDIUM = dict(layers=24, width=1024, heads=16)
+SIGMA_GPT = dict(target="input", norm="layer", qk_norm=False, tied_head=True)
+
+
 @pytest.mark.parametrize("fields, parameters", [
     (dict(), 170_605_952),
-    (dict(layers=24, width=1024, heads=16), 425_804_928),
-], ids=["small", "medium"])
+    (MEDIUM, 425_804_928),
+    (SIGMA_GPT | dict(bias=False), 125_161_728),
+    (SIGMA_GPT | dict(bias=False) | MEDIUM, 355_650_560),
+    (SIGMA_GPT, 125_263_872),
+    (SIGMA_GPT | MEDIUM, 355_921_920),
+], ids=["small", "medium", "small_sigma_gpt", "medium_sigma_gpt", "small_sigma_gpt_biases", "medium_sigma_gpt_biases"])
 def test_parameter_counts_are_the_papers(fields, parameters):
   config = config_lib.default_config()
   config.model.update(fields)
@@ -69,19 +78,26 @@ def test_parameter_counts_are_the_papers(fields, parameters):
   assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
 
 
-@pytest.fixture(scope="module")
-def dependence(tokens, orders):
-  """{table: bool [B, i, row]}, whether the logits of entry i have a gradient with respect to that row of the table."""
-  model = tiny_model()
+@pytest.fixture(scope="module", params=TARGETS)
+def dependence(request, tokens, orders):
+  """{table: bool [B, i, row]}, whether the logits of entry i have a gradient with respect to that row of the table.
+
+  Where there is a table of targets in each block: bool [B, i, layer, row].
+  """
+  model = tiny_model(target=request.param)
   params = random_params(model)
   direction = jnp.asarray(np.random.default_rng(2).normal(size=model.vocab_size), jnp.float32)
+  tables = {name: params[name]["embedding"] for name in ("tokens", "positions", "start")}
+  distinct = request.param == "layer_distinct"
+  tables["targets"] = (params["blocks"] if distinct else params)["targets"]["embedding"]
 
   def entries(tables):
-    return model.apply({"params": params | tables}, tokens, orders) @ direction
+    changed = {name: {"embedding": table} for name, table in tables.items()}
+    if distinct:
+      changed["blocks"] = params["blocks"] | {"targets": changed.pop("targets")}
+    return model.apply({"params": params | changed}, tokens, orders) @ direction
 
-  tables = {name: params[name] for name in ("tokens", "positions", "start", "targets")}
-  jacobian = jit(jax.jacrev(entries))(tables)
-  return {name: np.asarray((table["embedding"] != 0).any(-1)) for name, table in jacobian.items()}
+  return {name: np.asarray((gradient != 0).any(-1)) for name, gradient in jit(jax.jacrev(entries))(tables).items()}
 
 
 def expected_dependence(rows, num_rows):
@@ -102,12 +118,14 @@ def test_logits_depend_on_the_positions_of_the_start_and_of_the_known_tokens_and
 
 def test_logits_depend_on_the_targets_up_to_their_own_and_on_no_later_one(dependence, orders):
   targets = lambda b, i: {int(p) for p in orders[b, : i + 1]}
-  np.testing.assert_array_equal(dependence["targets"], expected_dependence(targets, LENGTH))
+  found = dependence["targets"].reshape(BATCH, LENGTH, -1, LENGTH)
+  for table in range(found.shape[2]):
+    np.testing.assert_array_equal(found[:, :, table], expected_dependence(targets, LENGTH))
 
 
-@pytest.fixture(scope="module")
-def logits_of(tokens):
-  model = tiny_model()
+@pytest.fixture(scope="module", params=TARGETS)
+def logits_of(request, tokens):
+  model = tiny_model(target=request.param)
   params, apply = random_params(model), jit(model.apply)
   return lambda orders: apply({"params": params}, tokens, orders)
 
