@@ -16,6 +16,7 @@ from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import objectives
 from aogpt_jax import sharding
+from aogpt_jax.models import layers
 from aogpt_jax.training import step as step_lib
 
 # Compiling is most of the time of these tests; none of them needs fast code.
@@ -229,10 +230,11 @@ def test_shapes_that_do_not_fit_are_named(tokens_shape, orders_shape, named):
 
 def test_every_parameter_names_a_known_logical_axis_for_each_dimension():
   is_boxed = lambda x: isinstance(x, nn.LogicallyPartitioned)
-  for leaf in jax.tree.leaves(boxed_shapes(tiny_model()), is_leaf=is_boxed):
-    assert is_boxed(leaf)
-    assert len(leaf.names) == len(leaf.value.shape)
-    assert set(leaf.names) <= set(sharding.LOGICAL_AXES)
+  for target in TARGETS:
+    for leaf in jax.tree.leaves(boxed_shapes(tiny_model(target=target, norm="layer")), is_leaf=is_boxed):
+      assert is_boxed(leaf)
+      assert len(leaf.names) == len(leaf.value.shape)
+      assert set(leaf.names) <= set(sharding.LOGICAL_AXES)
 
 
 @pytest.fixture(scope="module")
@@ -258,6 +260,39 @@ def test_kernels_and_embeddings_start_truncated_normal(initial):
       assert np.abs(x).max() > 2.8 * scale, name
 
 
+@pytest.fixture(scope="module")
+def initial_of_sigma_gpt():
+  model = tiny_model(**SIGMA_GPT | dict(layers=3, width=128, vocab_size=256, block_size=64, weight_init="normal"))
+  return leaves_by_path(nn.unbox(jit(lambda: step_lib.init_params(model, 0))()))
+
+
+def test_kernels_and_embeddings_of_sigma_gpt_start_normal_and_are_not_cut(initial_of_sigma_gpt):
+  names = [name for name in initial_of_sigma_gpt if name.endswith(("kernel", "embedding"))]
+  assert len(names) == 8
+  for name in names:
+    x = np.asarray(initial_of_sigma_gpt[name], np.float64)
+    scale = 0.02 / math.sqrt(6) if name in ("blocks/attention/out/kernel", "blocks/mlp/out/kernel") else 0.02
+    assert abs(x.mean()) < 4 * scale / math.sqrt(x.size), name
+    assert abs(x.std() / scale - 1) < 4 / math.sqrt(2 * x.size), name
+    if x.size > 10_000:  # where 27 values are expected beyond the cut
+      assert np.abs(x).max() > 3 * scale, name
+
+
+def test_layer_norms_of_sigma_gpt_start_at_scale_1_and_bias_0(initial_of_sigma_gpt):
+  for norm in ("blocks/norm1", "blocks/norm2", "final_norm"):
+    np.testing.assert_array_equal(initial_of_sigma_gpt[f"{norm}/scale"], 1)
+    np.testing.assert_array_equal(initial_of_sigma_gpt[f"{norm}/bias"], 0)
+
+
+def test_a_layer_norm_takes_mean_and_deviation_out_and_puts_its_own_in():
+  x = jnp.asarray(np.random.default_rng(3).normal(5.0, 3.0, size=(4, 64)), jnp.float32)
+  norm = layers.LayerNorm("embed", jnp.float32, jnp.float32)
+  y = norm.apply({"params": {"scale": jnp.full(64, 2.0), "bias": jnp.full(64, -1.0)}}, x)
+  np.testing.assert_allclose(y.mean(axis=1), -1.0, atol=1e-5)
+  np.testing.assert_allclose(y.std(axis=1), 2.0, rtol=1e-5)
+  np.testing.assert_allclose(np.corrcoef(x[0], y[0])[0, 1], 1.0, rtol=1e-5)
+
+
 def test_norm_scales_start_at_1(initial):
   names = [name for name in initial if name.endswith("scale")]
   assert len(names) == 5
@@ -273,6 +308,15 @@ def test_biases_start_at_0_and_those_of_the_gates_alone_at_gate_init(initial):
     if name == "blocks/modulation/dense/bias":  # [L, part, D]: shift, scale and gate of one branch, then of the other
       expected[:, [2, 5]] = 0.5
     np.testing.assert_array_equal(initial[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("target", ["input", "layer_distinct"])
+def test_tables_of_targets_that_are_added_may_be_sinusoids_of_the_size_of_positions(target):
+  model = tiny_model(target=target, position_init="sinusoid", width=8, block_size=9)
+  params = nn.unbox(jit(lambda: step_lib.init_params(model, 0))())
+  tables = params["blocks"]["targets"]["embedding"] if target == "layer_distinct" else params["targets"]["embedding"][None]
+  for table in tables:
+    np.testing.assert_allclose(table[4, 0], 0.06 * math.sqrt(2) * math.sin(4), atol=1e-6)
 
 
 def test_sinusoid_tables_are_sines_and_cosines_of_the_position():
