@@ -28,7 +28,7 @@ def default_config() -> ml_collections.ConfigDict:
       steps=250_000,  # updates in all; a run that is started again goes on to this number
       batch_size=1024,  # sequences per update, over all devices and micro-batches
       micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
-      orders="mix(0.1)",  # distribution of the training orders: see aogpt_jax/orders.py for the names
+      orders="mix(0.1)",  # distribution of the training orders, or a schedule of it: see aogpt_jax/orders.py for the names
       model=c(
           layers=12,  # L, transformer blocks
           width=768,  # D
@@ -44,8 +44,8 @@ def default_config() -> ml_collections.ConfigDict:
           qk_norm=True,  # RMSNorm on queries and keys
           tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
           bias=True,  # in all Dense layers and LayerNorms
-          weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, not cut, as sigma-GPT
-          position_init="normal",  # of the position and target tables: normal, as all others, is the paper's; sinusoid learns sooner
+          weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, as sigma-GPT's
+          position_init="normal",  # of position and target tables: normal, as other weights, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
@@ -95,7 +95,8 @@ def default_config() -> ml_collections.ConfigDict:
           every_steps=2000,  # updates
           batch_size=64,  # sequences
           sequences=1024,  # at most, spread evenly over the split; 0: all
-          distributions=("left_to_right", "uniform"),  # of the orders in which the text is scored: names as for training orders
+          # Of the orders in which the text is scored: names as for training orders, but no schedules.
+          distributions=("left_to_right", "uniform"),
           orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
@@ -111,7 +112,8 @@ def default_config() -> ml_collections.ConfigDict:
           prompt="",  # not at evaluations: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
           prompt_file="",  # instead of prompt: a file with a prompt a line, or .jsonl with a field "prompt"; - standard input
           length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
-          orders=("left_to_right", "uniform"),  # of generation: names as for training orders, or explicit((3, 0, 2, 1))
+          # Of generation: names as for training orders, or explicit((3, 0, 2, 1)), but no schedules.
+          orders=("left_to_right", "uniform"),
           steps=0,  # S, in which a text is drawn; 0: as many as it has tokens
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
           schedule="linear",  # of the noise level over the steps: linear or cosine
@@ -282,6 +284,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   for field, spec in specs:
     try:
       orders.parse(spec)
+      if field != "orders":
+        orders.check_constant(spec)
       if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
         orders.check(spec, m.block_size)
     except ValueError as e:
@@ -309,6 +313,14 @@ def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
     return tuple(map(convert, value)) if isinstance(value, (list, tuple)) else value
 
   return ml_collections.ConfigDict({name: convert(value) for name, value in fields.items()})
+
+
+def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """A config of an older version of this code with the fields that were added since, whose defaults are what it did."""
+  whole = default_config()
+  with whole.unlocked(), whole.ignore_type():
+    whole.update(config)
+  return whole
 
 
 # What a run may change when it is started again; anything else would make it another run.

@@ -77,7 +77,7 @@ def test_so_it_does_however_an_entry_is_told_its_target(fields):
   tokens, orders = rng.integers(0, 64, (2, 9)), uniform_orders(rng, 2, 9)
   logits = decode.decode_logits(model, params, tokens, orders, [1, 1, 3, 4])
   moved = [np.concatenate([o[:5], o[7:8], o[5:7], o[8:]]) for o in orders]
-  forward = jax.jit(lambda o: model.apply({"params": params}, jnp.asarray([*tokens, *tokens], jnp.int32), o))(jnp.asarray([*orders, *moved]))
+  forward = jax.jit(model.apply)({"params": params}, jnp.asarray([*tokens, *tokens]), jnp.asarray([*orders, *moved]))
   for i, row in ((0, 0), (1, 0), (2, 0), (5, 0), (7, 2)):
     np.testing.assert_allclose(logits[:, i], forward[row : row + 2, 5 if row else i], rtol=0, atol=1e-4)
 

@@ -1,9 +1,9 @@
 """The any-order decoder: a causal transformer over entries in generation order.
 
 Entry i holds what is known before step i: the start embedding for i = 0, else the token at orders[i-1] with its position.
-It is told its target position orders[i], and its logits predict the token there (Xue et al., arXiv 2506.19935). How it is told
-is `config.model.target`: by adaLN; by a row of a table that is added to the input (sigma-GPT, Pannatier et al., arXiv 2404.09562),
-or before every layer; or by rows of another table for each layer.
+It is told its target position orders[i], and its logits predict the token there (Xue et al., arXiv 2506.19935). How it is
+told is `config.model.target`: by adaLN; by a row of a table that is added to the input (sigma-GPT, Pannatier et al., arXiv
+2404.09562) or before every layer; or by rows of another table for each layer.
 
 One set of weights, two ways to run: `__call__` takes all entries at once (training, scoring), `extend` takes entries
 against a cache (sampling). Both run the same `Block`.
@@ -20,10 +20,10 @@ from aogpt_jax import attention
 from aogpt_jax import sharding
 from aogpt_jax.models import layers
 
-# By `config.model.position_init`, from what all other tables start from: what the tables of positions and of targets that are added
-# to entries start from, and that of the targets of adaLN. From random rows a model has to find out which positions are neighbours,
-# pair by pair; sinusoids tell it, which shortens that for small models: the positions stand out from the tokens they are added to,
-# and the targets reach the modulation at full size.
+# By `config.model.position_init`, and from what all other tables start from: what the tables of positions and targets that are
+# added to entries start from, and that of the targets of adaLN. From random rows a model has to find out which positions are
+# neighbours, pair by pair; sinusoids tell it, which shortens that for small models: the positions stand out from the tokens they
+# are added to, and the targets reach the modulation at full size.
 POSITION_INITS = {
     "normal": lambda normal: (normal, normal),
     "sinusoid": lambda normal: (layers.sinusoids(3 * layers.INIT_STD), layers.sinusoids(1.0)),
@@ -63,8 +63,8 @@ class Modulation(nn.Module):
 class Block(nn.Module):
   """Pre-norm transformer block, told the target position of each entry.
 
-  With adaLN, it shifts and scales the norms and gates the branches. Of the other targets, those of layer_shared and layer_distinct
-  add a row to the entries first.
+  With adaLN, that shifts and scales the norms and gates the branches; with layer_shared and layer_distinct, a row is added to the
+  entries first; with input, the block knows nothing of it.
   """
 
   width: int
