@@ -105,6 +105,19 @@ def default_config() -> ml_collections.ConfigDict:
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
           lanes=32,  # contexts that a device runs at the same time for them; each needs the cache of a sequence
+          # With a judge, --mode=eval measures generated texts instead: those of files or, where there are steps, of a sweep.
+          generative=c(
+              judge="",  # gpt2 | gpt2-medium | gpt2-large | gpt2-xl | ORGANISATION/NAME | directory of such a model; "": none
+              dtype="float32",  # of the judge's matmuls: float32 or bfloat16
+              tokenizer="gpt2",  # the judge's: gpt2 | path of a tiktoken rank file
+              batch_size=8,  # texts scored at once, at most
+              samples="",  # glob: .jsonl with a field "text", any other file is a text; "": the run's samples.jsonl
+              steps=(),  # S of each column of the sweep, as (64, 128); (): no sweep
+              filters=((1.0, 1.0), (0.95, 0.9), (0.95, 0.7)),  # (top_p, temperature) of each row
+              seeds=1,  # for each, from sample.seed on
+              num_samples=64,  # texts drawn for each
+              order="uniform",  # of generation; what is not said here is as in `sample`, but for prompts
+          ),
       ),
       sample=c(
           num_samples=2,  # texts drawn for each prompt and order; at each evaluation without a prompt
@@ -197,8 +210,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders eval.ensemble eval.lanes sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps "
-      "checkpoint.keep log.every_steps",
+      "eval.orders eval.ensemble eval.lanes eval.generative.batch_size eval.generative.seeds eval.generative.num_samples "
+      "sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
       "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets sample.length "
@@ -222,6 +235,13 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
       lambda rules: _are_pairs(rules, str, str))
+  yield from out_of_range(
+      "eval.generative.steps", "different numbers of steps, at least 1, as (64, 128)",
+      lambda steps: all(type(s) is int and s >= 1 for s in steps) and len({*steps}) == len(steps))
+  yield from out_of_range(
+      "eval.generative.filters", "different pairs of top_p, from 0 to 1, and temperature, 0 or more, as ((0.95, 0.9),)",
+      lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
+          0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
       ("model.norm", ("rms", "layer")),
@@ -229,6 +249,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
+      ("eval.generative.dtype", ("float32", "bfloat16")),
       ("sample.counts", ("fixed", "binomial")),
       ("sample.schedule", ("linear", "cosine")),
       ("sample.top_p_rule", ("standard", "reference")),
@@ -279,15 +300,23 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.eval.targets > m.block_size:
     yield (f"config.eval.targets: {config.eval.targets} is above config.model.block_size = {m.block_size}; make it smaller, or 0 "
            "for all tokens.")
+  g = config.eval.generative
+  if g.samples and g.steps:
+    yield (f"config.eval.generative.samples: {g.samples!r} is given beside config.eval.generative.steps = {g.steps}, for which "
+           "texts are drawn; give one of them.")
+  if config.sample.seed + g.seeds > 2**32:
+    yield (f"config.eval.generative.seeds: {g.seeds} from config.sample.seed = {config.sample.seed} on do not stay below 2**32; "
+           "make one of them smaller.")
   specs = [("orders", config.orders)] + [(f"eval.distributions[{i}]", s) for i, s in enumerate(config.eval.distributions)]
-  specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
+  specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)] + [("eval.generative.order", g.order)]
   for field, spec in specs:
     try:
       orders.parse(spec)
       if field != "orders":
         orders.check_constant(spec)
+      length = config.sample.length if field == "eval.generative.order" else 0
       if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
-        orders.check(spec, m.block_size)
+        orders.check(spec, length or m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
 

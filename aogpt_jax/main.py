@@ -18,6 +18,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import run as run_lib
 from aogpt_jax.data import baselines
+from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.sampling import output
 from aogpt_jax.training import checkpoints
@@ -91,6 +92,9 @@ def _config_path(value: str) -> pathlib.Path:
 
 
 def _dispatch(run: run_lib.Run, mode: str) -> None:
+  if mode == "eval" and run.config.eval.generative.judge:
+    _say_written(generative.evaluate(run))
+    return
   if mode in ("all", "train"):
     entropies = baselines.entropies(run.packed, "validation")
     console.say(f"validation text: unigram entropy {entropies.unigram:.4f}, bigram entropy {entropies.bigram:.4f} nats/token")
@@ -109,8 +113,13 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     written.append(held_out.write_json(run, step, report, entropies))
   if mode in ("all", "sample"):
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
-    written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh)
-  console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
+    written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh,
+                           {"weights": "ema", "checkpoint_step": step})
+  _say_written(written)
+
+
+def _say_written(paths: list[pathlib.Path]) -> None:
+  console.say("\n".join(["written:", *(f"  {path}" for path in paths)]))
 
 
 if __name__ == "__main__":

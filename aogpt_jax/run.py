@@ -28,8 +28,8 @@ class Run:
   mesh: Mesh
   model: nn.Module
   tokenizer: tokenizers.Tokenizer
-  packed: packing.PackedDataset | None  # None where the run is opened only for samples or for the evaluation of another text
-  evaluated: packing.PackedDataset | None  # what --mode=eval scores; None where the run is opened for samples
+  packed: packing.PackedDataset | None  # None where the run is opened for samples, or to evaluate something else
+  evaluated: packing.PackedDataset | None  # what --mode=eval scores; None where it scores none
   split: str  # of `evaluated`
   prompts: tuple[prompts.Prompt, ...]  # none where the run is opened for what draws none
 
@@ -43,8 +43,8 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   Args:
     config: see config.py.
     workdir: is created.
-    mode: one of MODES: "sample" needs no data, "eval" none of the run's own where config.eval.source names another text, and
-      "train" and "eval" read no prompts.
+    mode: one of MODES: "sample" needs no data, "eval" none where it judges generated texts and none of the run's own where
+      config.eval.source names another text, and "train" and "eval" read no prompts.
 
   Raises:
     ValueError: a field, or the data or devices that it names, can't be used; the message says which and what to do.
@@ -72,7 +72,7 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
       pass
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
-  if mode == "sample":
+  if mode == "sample" or (mode == "eval" and config.eval.generative.judge):
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
   other = _other_text(config, tokenizer) if config.eval.source and mode != "train" else None
   if other and mode == "eval":

@@ -47,6 +47,22 @@ def make_words_config(words):
   return config
 
 
+@pytest.fixture(scope="module")
+def untrained(words, tmp_path_factory) -> str:
+  """--workdir of a run whose checkpoint holds the initial parameters."""
+  from aogpt_jax import run as run_lib  # Here: by this file alone, most tests would not need all that these import.
+  from aogpt_jax.training import checkpoints
+  from aogpt_jax.training import step as step_lib
+
+  config = make_words_config(words)
+  run = run_lib.open_run(config, str(tmp_path_factory.mktemp("untrained")), "sample")
+  saver = checkpoints.Checkpoints(run.workdir, config)
+  saver.save(step_lib.make_trainer(config, run.model, run.mesh).init())
+  saver.wait()
+  saver.close()
+  return f"--workdir={run.workdir}"
+
+
 @pytest.fixture
 def command(words, tmp_path):
   """Starts `python -m aogpt_jax.main` in an empty directory, as a process of its own.

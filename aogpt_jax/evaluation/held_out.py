@@ -106,7 +106,7 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   for size, e in found.ensembles.items():
     some = f", {e.targets} tokens a sequence" if e.stderr_targets else ""
     add(f"ensemble of {size} context order{'s'[: size > 1]}{some}", e.nats_per_token, e.stderr_sequences)
-  lines = _aligned(rows)
+  lines = aligned(rows)
   if found.gaps:
     g = found.gaps
     rows = [("masked-diffusion loss - any-order loss", "nats/token", "", "% of any-order loss", "")]
@@ -114,11 +114,12 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
       name = {"random": "random order of the context", "sorted": "context left to right"}.get(
           name, f"mixture of {g.mixture_size} context orders")
       rows.append((name, f"{gap.difference:+.4f}", f"+- {gap.stderr:.4f}", f"{gap.percent:+.2f}", f"+- {gap.percent_stderr:.2f}"))
-    lines += ["", *_aligned(rows)]
+    lines += ["", *aligned(rows)]
   return "\n".join(lines)
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+  """Lines of a table, the first column to the left and the others to the right."""
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
           for row in rows]
@@ -127,12 +128,6 @@ def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
 def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> pathlib.Path:
   """All figures of an evaluation with what they were computed from, in the run's workdir; returns the path."""
   config = run.config.eval
-
-  def finite(value):  # JSON has no nan
-    if isinstance(value, dict):
-      return {k: finite(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
   fields = lambda result: finite(dataclasses.asdict(result))
   record = {
       "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": "ema",
@@ -145,3 +140,10 @@ def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropie
   if jax.process_index() == 0:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
   return path
+
+
+def finite(value: Any) -> Any:
+  """A value for JSON, which has no nan: null there, in dicts too."""
+  if isinstance(value, dict):
+    return {k: finite(v) for k, v in value.items()}
+  return None if isinstance(value, float) and not math.isfinite(value) else value
