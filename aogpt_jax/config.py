@@ -359,15 +359,16 @@ FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_di
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
   """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
-  a, b = _flat(ours), _flat(theirs)
+  a, b = flat(ours), flat(theirs)
   fixed = [f for f in sorted(a.keys() | b.keys())
            if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
   return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
 
 
-def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
-  flat = {}
+def flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+  """The values of all fields by their dotted paths, such as "model.width"."""
+  fields = {}
   for name in config:
     value = config[name]
-    flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
-  return flat
+    fields |= flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
+  return fields
