@@ -29,7 +29,7 @@ def default_config() -> ml_collections.ConfigDict:
       steps=250_000,  # updates in all; a run that is started again goes on to this number
       batch_size=1024,  # sequences per update, over all devices and micro-batches
       micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
-      orders="mix(0.1)",  # distribution of the training orders: see aogpt_jax/orders.py for the names
+      orders="mix(0.1)",  # distribution of the training orders, or a schedule of it: see aogpt_jax/orders.py for the names
       model=c(
           layers=12,  # L, transformer blocks
           width=768,  # D
@@ -37,9 +37,16 @@ def default_config() -> ml_collections.ConfigDict:
           block_size=1024,  # T, tokens per sequence
           vocab_size=50304,  # V, rows of the token table: the tokenizer's ids, padded; padding is never sampled
           cond_width=128,  # C, width of the target-position table
-          target="adaln",  # how an entry is told its target position
+          # How an entry is told its target position: adaln; or a row of width D that is added to the input (input), the same one
+          # again before every layer (layer_shared), or one of another table before each (layer_distinct).
+          target="adaln",
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
-          position_init="normal",  # of the position and target tables: normal is the paper's; sinusoid learns sooner
+          norm="rms",  # of the blocks and before the head: rms, or layer, as sigma-GPT
+          qk_norm=True,  # RMSNorm on queries and keys
+          tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
+          bias=True,  # in all Dense layers and LayerNorms
+          weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, as sigma-GPT's
+          position_init="normal",  # of position and target tables: normal, as other weights, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
@@ -89,7 +96,8 @@ def default_config() -> ml_collections.ConfigDict:
           every_steps=2000,  # updates
           batch_size=64,  # sequences
           sequences=1024,  # at most, spread evenly over the split; 0: all
-          distributions=("left_to_right", "uniform"),  # of the orders in which the text is scored: names as for training orders
+          # Of the orders in which the text is scored: names as for training orders, but no schedules.
+          distributions=("left_to_right", "uniform"),
           orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
@@ -132,7 +140,8 @@ def default_config() -> ml_collections.ConfigDict:
           prompt="",  # not at evaluations: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
           prompt_file="",  # instead of prompt: a file with a prompt a line, or .jsonl with a field "prompt"; - standard input
           length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
-          orders=("left_to_right", "uniform"),  # of generation: names as for training orders, or explicit((3, 0, 2, 1))
+          # Of generation: names as for training orders, or explicit((3, 0, 2, 1)), but no schedules.
+          orders=("left_to_right", "uniform"),
           steps=0,  # S, in which a text is drawn; 0: as many as it has tokens
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
           schedule="linear",  # of the noise level over the steps: linear or cosine
@@ -250,7 +259,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
           0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
-      ("model.target", ("adaln",)),
+      ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
+      ("model.norm", ("rms", "layer")),
+      ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
@@ -270,6 +281,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  if m.gate_init and m.target != "adaln":
+    yield (f"config.model.gate_init: {m.gate_init} is of the gates of adaLN, and config.model.target = {m.target} has none; "
+           "set it to 0.0.")
+  if m.gate_init and not m.bias:
+    yield (f"config.model.gate_init: {m.gate_init} is of the biases of the gates, and config.model.bias = False leaves none; "
+           "set it to 0.0.")
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
@@ -326,6 +343,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   for field, spec in specs:
     try:
       orders.parse(spec)
+      if field != "orders":
+        orders.check_constant(spec)
       length = config.sample.length if field == "eval.generative.order" else 0
       if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
         orders.check(spec, length or m.block_size)
@@ -356,6 +375,14 @@ def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict({name: convert(value) for name, value in fields.items()})
 
 
+def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """A config of an older version of this code with the fields that were added since, whose defaults are what it did."""
+  whole = default_config()
+  with whole.unlocked(), whole.ignore_type():
+    whole.update(config)
+  return whole
+
+
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
                   "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
@@ -363,15 +390,16 @@ FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_di
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
   """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
-  a, b = _flat(ours), _flat(theirs)
+  a, b = flat(ours), flat(theirs)
   fixed = [f for f in sorted(a.keys() | b.keys())
            if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
   return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
 
 
-def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
-  flat = {}
+def flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+  """The values of all fields by their dotted paths, such as "model.width"."""
+  fields = {}
   for name in config:
     value = config[name]
-    flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
-  return flat
+    fields |= flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
+  return fields

@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
     sys.exit(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+def parse_flags(argv: list[str]) -> list[str]:
   """absl's parser, with one line instead of a traceback where the config or one of its fields does not exist."""
   arguments = [argument.lstrip("-").partition("=") for argument in argv[1:]]
   names = [name for name, _, _ in arguments]
@@ -141,4 +141,4 @@ def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[
 
 
 if __name__ == "__main__":
-  app.run(main, flags_parser=_parse_flags)
+  app.run(main, flags_parser=parse_flags)

@@ -68,6 +68,18 @@ def test_load_model_gives_the_model_and_its_ema_parameters(words_config, tmp_pat
   assert model.apply({"params": params}, tokens, orders).shape == (2, 16, 320)
 
 
+def test_a_checkpoint_of_before_a_field_was_added_is_of_the_same_run_and_has_a_model(words_config, tmp_path):
+  run = run_lib.open_run(words_config, str(tmp_path), "sample")
+  older = words_config.copy_and_resolve_references()
+  del older.model["tied_head"], older.model["norm"]
+  saver = checkpoints.Checkpoints(tmp_path, older)
+  saver.save(step_lib.make_trainer(words_config, run.model, run.mesh).init())
+  saver.close()
+  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  model, _ = aogpt_jax.load_model(tmp_path)
+  assert step == 0 and model == run.model
+
+
 # A restore that fails leaves Orbax's other reads behind, which complain to nobody when they find their event loop closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(words_config, tmp_path, caplog):

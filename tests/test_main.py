@@ -180,7 +180,7 @@ def test_a_checkpoint_alone_is_evaluated_on_another_text_in_any_order(command, u
     assert line in done.stdout
   with open(f"{untrained.removeprefix('--workdir=')}/eval_files_txt.json", encoding="utf-8") as f:
     result = json.load(f)
-  assert result["source"] == "files:*.txt" and result["step"] == 0 and result["eval"]["ensemble"] == 2
+  assert result["source"] == "files:*.txt" and result["step"] == 0 and result["config"]["eval"]["ensemble"] == 2
   assert result["right_to_left"]["orders"] == 1 and result["mix(0.5)"]["orders"] == 2
   assert result["ensemble"]["2"]["targets"] == 3 and list(result["mdm_gap"]["rules"]) == ["random", "sorted", "mixture"]
   tokens = sum(len("any order of masked tokens and their cache entries " * 2) + 1 for _ in range(8)) // 16 * 16

@@ -53,8 +53,9 @@ def draw(
     seed: of all draws.
 
   Raises:
-    ValueError: there are no sequences, or fewer targets than asked for.
+    ValueError: there are no sequences, or fewer targets than asked for, or the distribution changes over training.
   """
+  orders.check_constant(spec)
   to_device = functools.partial(jax.make_array_from_process_local_data, sharding.batch_sharding(mesh))
   key = jax.device_put(orders.root_key(seed), sharding.replicated(mesh))
   first_row, there_are_some = 0, False

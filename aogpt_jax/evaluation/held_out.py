@@ -10,8 +10,10 @@ import re
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
+from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import orders
 from aogpt_jax.data import baselines
@@ -151,12 +153,27 @@ def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropie
   fields = lambda result: finite(dataclasses.asdict(result))
   record = {
       "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": config.weights,
-      "dtype": run.config.model.dtype, "seed": config.seed, "tokenizer": run.config.data.tokenizer, "eval": config.to_dict(),
+      "seed": config.seed, "config": run.config.to_dict(),
       "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
       "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
       "mdm_gap": fields(found.gaps) if found.gaps else None}
-  name = re.sub(r"\W+", "_", config.source).strip("_") if config.source else config.split
-  path = run.workdir / f"eval_{name[-100:]}.json"
+  path = _json_path(run.workdir, run.config)
   if jax.process_index() == 0:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
   return path
+
+
+def is_done(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> bool:
+  """Whether a workdir holds the evaluation that a config asks for, of the last step of a run with this config."""
+  try:
+    record = json.loads(_json_path(workdir, config).read_text(encoding="utf-8"))
+    theirs = config_lib.completed(config_lib.from_dict(record["config"]))
+  except (OSError, ValueError, KeyError):  # not there, half written, or of a version that did not say
+    return False
+  same = not config_lib.differences(config, theirs) and config_lib.flat(theirs.eval) == config_lib.flat(config.eval)
+  return same and record["step"] >= config.steps
+
+
+def _json_path(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> pathlib.Path:
+  name = re.sub(r"\W+", "_", config.eval.source).strip("_") if config.eval.source else config.eval.split
+  return workdir / f"eval_{name[-100:]}.json"

@@ -58,6 +58,8 @@ def evaluate(
     seed: of the orders; a sequence's orders depend on its index alone, not on the batch size.
     progress: called with the number of sequences scored so far.
   """
+  for spec in repeats:
+    orders.check_constant(spec)
   plan = tuple(repeats.items())
   batch_sharding = sharding.batch_sharding(mesh)
   to_device = functools.partial(jax.make_array_from_process_local_data, batch_sharding)

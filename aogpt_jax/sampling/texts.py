@@ -137,6 +137,7 @@ def stream_generate(
     raise ValueError(f"seed is {seed}; it must be below 2**32.")
   given = _given(prompts, tokenizer, length, model.block_size)
   spec = order if isinstance(order, str) else f"explicit({tuple(map(operator.index, order))})"
+  orders.check_constant(spec)
   for tokens in {len(prompt.tokens) for prompt in given}:
     orders.check(spec, tokens)
   # Raises what is wrong with the arguments left now, and not at the first batch.

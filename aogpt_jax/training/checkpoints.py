@@ -219,4 +219,5 @@ def _check_same_run(manager: ocp.CheckpointManager, step: int, config: ml_collec
 
 
 def _restore_config(manager: ocp.CheckpointManager, step: int) -> ml_collections.ConfigDict:
-  return config_lib.from_dict(manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config)
+  fields = manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+  return config_lib.completed(config_lib.from_dict(fields))
