@@ -41,7 +41,7 @@ def draw(
   """What is drawn for each batch, whose padding is left out.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
     batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
     mesh: from `sharding.make_mesh`.

@@ -73,8 +73,9 @@ def _batches(
 def _likelihoods(run, params, batches, progress):
   config = run.config.eval
   repeats = {spec: 1 if orders.is_single(spec) else config.orders for spec in config.distributions}
+  masks = config.masks if run.config.model.architecture == "encoder" else 0
   results = likelihood.evaluate(
-      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, seed=SEED,
+      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, masks=masks, seed=SEED,
       progress=progress)
   return {label(spec): result for spec, result in results.items()}
 
@@ -99,7 +100,7 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   add("unigram entropy of the text", entropies.unigram)
   add("bigram entropy of the text", entropies.bigram)
   for name, r in found.likelihoods.items():
-    several = f", {r.orders} orders a sequence" if r.orders > 1 else ""
+    several = f", {r.orders} orders a sequence" if r.orders > 1 else f", {r.masks} masks a sequence" if r.masks else ""
     add(name.replace("_", " ") + several, r.nats_per_token, r.stderr_sequences)
     if r.orders > 1:
       add(f"  bound of {r.orders} orders at once", r.iw_nats_per_token, r.iw_stderr_sequences)
@@ -136,6 +137,7 @@ def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropie
   fields = lambda result: finite(dataclasses.asdict(result))
   record = {
       "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": "ema",
+      "architecture": run.config.model.architecture, "objective": run.config.objective,
       "dtype": run.config.model.dtype, "seed": SEED, "tokenizer": run.config.data.tokenizer, "eval": config.to_dict(),
       "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
       "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
