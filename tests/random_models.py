@@ -34,6 +34,12 @@ def nll_of(model, params):
   return lambda tokens, orders: np.asarray(score(jnp.asarray(tokens, jnp.int32), jnp.asarray(orders, jnp.int32)))
 
 
+def log_probs_of(model, params):
+  """(tokens with masks) -> log-probabilities of an encoder's tokens at every position, float64 [B, N, V']."""
+  apply = jax.jit(lambda tokens: jax.nn.log_softmax(model.apply({"params": params}, tokens)[..., : model.num_tokens]))
+  return lambda tokens: np.asarray(apply(jnp.asarray(tokens, jnp.int32)), np.float64)
+
+
 def batches(tokens, batch_size):
   """Batches as `loader.eval_batches` yields them: the last one is padded with rows of weight 0."""
   padded = -(-len(tokens) // batch_size) * batch_size

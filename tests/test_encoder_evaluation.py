@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import jax
 import numpy as np
 import pytest
 
@@ -29,18 +28,23 @@ def evaluate(encoder, tokens, batch_size, masks=0, **repeats):
       repeats=repeats, masks=masks)
 
 
-def in_order(encoder, order):
-  """Nats of each token of TOKENS after those before it in an order, by a pass for each over what is known; float64 [6, 4]."""
-  model, params = encoder
-  nll = np.zeros(TOKENS.shape)
-  for i, position in enumerate(order):
-    logits = model.apply({"params": params}, np.where(np.isin(np.arange(4), order[:i]), TOKENS, 4))[:, position, :4]
-    nll[:, i] = -np.take_along_axis(np.asarray(jax.nn.log_softmax(logits), np.float64), TOKENS[:, position, None], 1)[:, 0]
-  return nll
+@pytest.fixture(scope="module")
+def in_order(encoder):
+  """(order) -> nats of each token of TOKENS after those before it, by a pass for each over what is known; float64 [6, 4]."""
+  log_probs = random_models.log_probs_of(*encoder)
+
+  def of(order):
+    nll = np.zeros(TOKENS.shape)
+    for i, position in enumerate(order):
+      at = log_probs(np.where(np.isin(np.arange(4), order[:i]), TOKENS, 4))[:, position]
+      nll[:, i] = -np.take_along_axis(at, TOKENS[:, position, None], 1)[:, 0]
+    return nll
+
+  return of
 
 
-def test_the_likelihood_in_a_named_order_is_exact_whatever_the_batch_size(encoder):
-  expected = {"left_to_right": in_order(encoder, [0, 1, 2, 3]), "right_to_left": in_order(encoder, [3, 2, 1, 0])}
+def test_the_likelihood_in_a_named_order_is_exact_whatever_the_batch_size(encoder, in_order):
+  expected = {"left_to_right": in_order([0, 1, 2, 3]), "right_to_left": in_order([3, 2, 1, 0])}
   for batch_size in (4, 6):
     results = evaluate(encoder, TOKENS, batch_size, left_to_right=1, right_to_left=1)
     for name, nll in expected.items():
@@ -49,8 +53,8 @@ def test_the_likelihood_in_a_named_order_is_exact_whatever_the_batch_size(encode
       assert (results[name].tokens, results[name].orders, results[name].masks) == (24, 1, 0)
 
 
-def test_masks_estimate_the_bound_of_all_orders_with_an_honest_standard_error(encoder):
-  every = np.array([in_order(encoder, order).mean(axis=1) for order in itertools.permutations(range(4))])
+def test_masks_estimate_the_bound_of_all_orders_with_an_honest_standard_error(encoder, in_order):
+  every = np.array([in_order(order).mean(axis=1) for order in itertools.permutations(range(4))])
   exact = every.mean()
   many = np.tile(TOKENS, (50, 1))
   result = evaluate(encoder, many, 100, masks=3, uniform=2, left_to_right=1)["uniform"]
@@ -81,12 +85,12 @@ def test_an_encoder_has_no_gap_on_any_triple(encoder):
   assert np.abs(draws.score(*decoder, drawn, mesh=mesh, lanes=7) - drawn.nll[..., None]).max() > 1e-2  # a decoder has one
 
 
-def test_contexts_are_scored_as_by_a_pass_over_what_is_known(encoder):
+def test_contexts_are_scored_as_by_a_pass_over_what_is_known(encoder, in_order):
   targets = np.array([[2, 0]] * 6)
-  orders = np.array([[[[1, 3, 0], [3, 1, 0]], [[2, 0, 1], [2, 1, 3]]]] * 6)  # positions 2 is in none of the first
+  orders = np.array([[[[1, 3, 0], [3, 1, 0]], [[2, 0, 1], [2, 1, 3]]]] * 6)  # of the first, 2 is in none
   nll = contexts.nll(*encoder, TOKENS, targets, orders, lanes=5)
   for i, m in itertools.product(range(2), range(2)):
     place = targets[0, i]
     order = orders[0, i, m]
-    expected = in_order(encoder, [*order, *set(range(4)).difference(order)])[:, place]
+    expected = in_order([*order, *set(range(4)).difference(order)])[:, place]
     np.testing.assert_allclose(nll[:, i, m], expected, rtol=0, atol=1e-5)

@@ -1,7 +1,5 @@
 """Every objective, trained on a distribution whose entropy is known, ends within 2% of it: the losses are what they bound."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -27,23 +25,19 @@ def chain(rng, batch):
 @pytest.mark.parametrize("objective", objectives.OBJECTIVES)
 def test_the_bound_comes_within_two_percent_of_the_entropy(objective):
   config = config_lib.default_config()
-  config.orders, config.batch_size, config.objective = "uniform", 256, objective
-  config.model.update(layers=2, width=32, heads=2, block_size=LENGTH, vocab_size=4, cond_width=16, gate_init=1.0,
+  config.orders, config.batch_size, config.objective = "uniform", 128, objective
+  config.model.update(layers=1, width=16, heads=2, block_size=LENGTH, vocab_size=4, cond_width=16, gate_init=1.0,
                       position_init="sinusoid", dtype="float32", scan_layers=False)
   if objective != "any_order":
     config.model.update(architecture="encoder", num_tokens=2)
-  config.optimizer.update(learning_rate=1e-2, final_learning_rate=1e-4, warmup_steps=10, decay_steps=300, ema_decay=0.95)
-  mesh = sharding.make_mesh(config)
-  model = build_model(config)
+  config.optimizer.update(learning_rate=2e-2, final_learning_rate=1e-4, warmup_steps=10, decay_steps=600, ema_decay=0.95)
+  model, mesh, rng = build_model(config), sharding.make_mesh(config), np.random.default_rng(0)
   trainer = step_lib.make_trainer(config, model, mesh)
-  state, rng = trainer.init(), np.random.default_rng(0)
-  losses = []
-  for _ in range(300):
-    state, metrics = trainer.step(state, chain(rng, 256))
-    losses.append(metrics["loss"])
-  # Each symbol as often as the other: a model that knows no more stays at log 2.
-  tokens = chain(rng, 4096)
+  state = trainer.init()
+  for _ in range(600):
+    state, _ = trainer.step(state, chain(rng, 128))
+  # Each symbol is as frequent as the other: a model that knows no more stays at log 2.
   result = likelihood.evaluate(
-      model, state.ema, random_models.batches(tokens, 1024), mesh=mesh, token_bytes=np.ones(2, int), repeats={"uniform": 2})["uniform"]
-  print(objective, ENTROPY, result.nats_per_token, float(np.mean(losses[-100:])))
-  assert abs(result.nats_per_token - ENTROPY) < 0.02 * ENTROPY
+      model, state.ema, random_models.batches(chain(rng, 4096), 4096), mesh=mesh, token_bytes=np.ones(2, int),
+      repeats={"uniform": 2})["uniform"]
+  assert abs(result.nats_per_token - ENTROPY) < 0.02 * ENTROPY < 0.1 * (np.log(2) - ENTROPY)
