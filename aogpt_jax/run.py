@@ -63,6 +63,10 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
     raise config_lib.ConfigError(
         f"config.model.vocab_size: {config.model.vocab_size} is below the {tokenizer.vocab_size} ids of "
         f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
+  if config.model.num_tokens not in (0, tokenizer.vocab_size):
+    raise config_lib.ConfigError(
+        f"config.model.num_tokens: {config.model.num_tokens} is not the number of ids of config.data.tokenizer = "
+        f"{config.data.tokenizer}; set it to {tokenizer.vocab_size}.")
   asked = prompts.load(config.sample, tokenizer, config.model.block_size) if mode in ("all", "sample") else []
   evaluated = [prompts.parse("", tokenizer, config.sample.length, config.model.block_size, "an evaluation")]
   _check_orders(config, asked if mode == "sample" else asked + evaluated)

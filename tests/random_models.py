@@ -12,10 +12,16 @@ from aogpt_jax.data import loader
 from aogpt_jax.training import step as step_lib
 
 
-def make(block_size, vocab_size, **fields):
-  """A decoder and parameters of a size at which every part has an effect, the order of a context too."""
+def make(block_size, vocab_size, objective="any_order", **fields):
+  """A model and parameters of a size at which every part has an effect, the order of a decoder's context too.
+
+  With an encoder's objective it is an encoder, whose last id is the mask's.
+  """
   config = config_lib.default_config()
+  config.objective = objective
   config.model.update(layers=2, width=16, heads=2, block_size=block_size, vocab_size=vocab_size, cond_width=8, dtype="float32")
+  if objective != "any_order":
+    config.model.update(architecture="encoder", num_tokens=vocab_size - 1)
   config.model.update(fields)
   model = build_model(config)
   params = nn.unbox(jax.eval_shape(lambda: step_lib.init_params(model, 0)))
@@ -27,6 +33,12 @@ def nll_of(model, params):
   """(tokens, orders) -> nats of every entry, by a full forward pass."""
   score = jax.jit(lambda tokens, orders: objectives.any_order_nll(model, params, tokens, orders))
   return lambda tokens, orders: np.asarray(score(jnp.asarray(tokens, jnp.int32), jnp.asarray(orders, jnp.int32)))
+
+
+def log_probs_of(model, params):
+  """(tokens with masks) -> log-probabilities of an encoder's tokens at every position, float64 [B, N, V']."""
+  apply = jax.jit(lambda tokens: jax.nn.log_softmax(model.apply({"params": params}, tokens)[..., : model.num_tokens]))
+  return lambda tokens: np.asarray(apply(jnp.asarray(tokens, jnp.int32)), np.float64)
 
 
 def batches(tokens, batch_size, lengths=None):

@@ -23,6 +23,8 @@ GPT2_PATTERN = (
     r"""'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 )
 _GPT2_RANKS = 50256
+# V' of those that have a name instead of a file.
+VOCAB_SIZES = {"bytes": 257, "gpt2": _GPT2_RANKS + 1}
 _GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
 # GPT2_PATTERN always ends a piece between a non-space and a space, so a long text may be cut there
@@ -128,10 +130,8 @@ def load(spec: str) -> Tokenizer:
 
 def known_vocab_size(spec: str) -> int | None:
   """Returns V' of `load(spec)` without loading it; None where only `load` can tell (and complain)."""
-  if spec == "bytes":
-    return 257
-  if spec == "gpt2":
-    return _GPT2_RANKS + 1
+  if spec in VOCAB_SIZES:
+    return VOCAB_SIZES[spec]
   if not os.path.isfile(os.path.expanduser(spec)):
     return None
   return sum(1 for line in _open_ranks(spec) if line.strip()) + 1

@@ -42,7 +42,7 @@ def draw(
   """What is drawn for each batch, whose padding is left out.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
     batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
       of a row are text.

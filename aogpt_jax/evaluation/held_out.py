@@ -82,9 +82,10 @@ def _batches(
 def _likelihoods(run, params, batches, progress):
   config = run.config.eval
   repeats = {spec: 1 if orders.is_single(spec) else config.orders for spec in config.distributions}
+  masks = config.masks if run.config.model.architecture == "encoder" else 0
   results = likelihood.evaluate(
-      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, seed=config.seed,
-      progress=progress)
+      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, masks=masks,
+      seed=config.seed, progress=progress)
   return {label(spec): result for spec, result in results.items()}
 
 
@@ -108,7 +109,7 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   add("unigram entropy of the text", entropies.unigram)
   add("bigram entropy of the text", entropies.bigram)
   for name, r in found.likelihoods.items():
-    several = f", {r.orders} orders a sequence" if r.orders > 1 else ""
+    several = f", {r.orders} orders a sequence" if r.orders > 1 else f", {r.masks} masks a sequence" if r.masks else ""
     add(name.replace("_", " ") + several, r.nats_per_token, r.stderr_sequences)
     if r.orders > 1:
       add(f"  bound of {r.orders} orders at once", r.iw_nats_per_token, r.iw_stderr_sequences)

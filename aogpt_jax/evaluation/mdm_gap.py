@@ -1,4 +1,4 @@
-"""What a decoder's likelihood owes to the order of its contexts: the gap between the any-order and the masked-diffusion loss.
+"""What a model's likelihood owes to the order of its contexts: the gap between the any-order and the masked-diffusion loss.
 
 A triple is a sequence x, an ordered context E = sigma(<k) and a position j outside of it, with k ~ U{0..n-1}, sigma uniform and
 j uniform among the rest: sigma(k). L_AO is the mean of nll(E, j) = -log p(x_j | x_E in order E) over triples. A masked diffusion
@@ -8,7 +8,7 @@ chooses an order for the set:
 * random: a uniform one. L_MDM - L_AO is 0 in expectation, for any model;
 * sorted: left to right. L_MDM - L_AO may have either sign;
 * mixture: p averaged over E and M - 1 permutations of it. L_MDM - L_AO is at most 0 in expectation, and 0 for a model that
-  ignores the order of its context, as an encoder does.
+  ignores the order of its context, as an encoder does: all of its differences are 0.
 
 These tell formulation from architecture (Xue et al., arXiv 2506.19935); `sorted` is the test that its reviewers asked for.
 """
@@ -60,12 +60,12 @@ def evaluate(
     model: nn.Module, params: Any, batches: Iterable[tuple[np.ndarray, np.ndarray]], *, mesh: Mesh, mixture_size: int = 8,
     num_targets: int = 0, seed: int = 0, lanes: int = contexts.LANES, progress: Callable[[int], None] = lambda sequences: None,
 ) -> Gaps:
-  """The gaps of a decoder on held-out sequences.
+  """The gaps of a model on held-out sequences.
 
   The triples of a sequence have one sigma, and each k at most once.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
     batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
       of a row are text.

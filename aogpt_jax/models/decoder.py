@@ -96,10 +96,17 @@ class Block(nn.Module):
     self.norm2 = _norm(self.norm, self.bias, **kw)
     self.mlp = layers.MLP(**branch)
 
-  def __call__(self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array) -> tuple[jax.Array, None]:
-    """The entries [B, S, D] told the targets int [B, S], rows of cond; the None is what `nn.scan` wants."""
+  def __call__(
+      self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array | None
+  ) -> tuple[jax.Array, None]:
+    """The entries [B, S, D] told the targets int [B, S], rows of cond; the None is what `nn.scan` wants.
+
+    Without targets, cond is [S, C] or [B, S, C], a row for each entry.
+    """
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    x_BSD, (shift1, scale1, gate1, *second) = self._tell(x_BSD, [table[targets] for table in self.tables(cond_TC)])
+    tables = self.tables(cond_TC)
+    rows = tables if targets is None else [table[targets] for table in tables]
+    x_BSD, (shift1, scale1, gate1, *second) = self._tell(x_BSD, rows)
     h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
     return self._mlp(x_BSD + gate1 * h_BSD, *second), None
 
@@ -180,13 +187,7 @@ class Decoder(nn.Module):
       self.targets = layers.Embed(self.block_size, self.cond_width, ("position", "condition"), init=target_init, **kw)
     elif self.target != "layer_distinct":  # whose tables are in the blocks
       self.targets = layers.Embed(self.block_size, self.width, ("position", "embed"), init=position_init, **kw)
-    block = nn.remat(Block, prevent_cse=not self.scan_layers) if self.remat else Block
-    # The layers' parameters are stacked, [L, ...], whether the loop over them is compiled as a loop or unrolled.
-    self.blocks = nn.scan(
-        block,
-        variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=self.layers,
-        unroll=1 if self.scan_layers else self.layers, metadata_params={nn.PARTITION_NAME: "layers"},
-    )(**self._block_fields())
+    self.blocks = layers.stack(Block, self.layers, remat=self.remat, scan=self.scan_layers)(**self._block_fields())
     dense = dict(bias=self.bias, weight_init=self.weight_init, **kw)
     if self.target == "adaln":
       self.final_modulation = Modulation(2, self.width, **dense)
@@ -229,13 +230,7 @@ class Decoder(nn.Module):
 
   def prepare(self, params: Any) -> Prepared:
     """What `extend` runs with; to be called once, outside of the loop over it."""
-    # The arrays that only matmuls and table lookups read are cast once, as those would at each call.
-    def cast(path, x):
-      kind = path[-1].key
-      x = x.astype(self.dtype) if kind in ("kernel", "embedding") else x
-      return sharding.keep_whole(x) if kind == "embedding" else x
-
-    params = jax.tree_util.tree_map_with_path(cast, params)
+    params = layers.cast_for_use(params, self.dtype)
     blocks = tuple(jax.tree.map(lambda p: p[layer], params["blocks"]) for layer in range(self.layers))
     block = Block(parent=None, **self._block_fields())
     cond = self.apply({"params": params}, method="_cond")
