@@ -90,28 +90,31 @@ def _changed(config: ml_collections.ConfigDict, fields: dict[str, Any]) -> ml_co
 
 def run(waiting: Sequence[Unit]) -> dict[str, int]:
   """Runs units one after another; returns the exit status of those that failed by their names."""
-  failed, begin = {}, time.monotonic()
+  failed, stopped, process, begin = {}, [], None, time.monotonic()
+
+  def stop(*_):  # raises nothing: a process could be there already and not yet be known
+    stopped.append(True)
+    if process:
+      process.terminate()
+
+  signal.signal(signal.SIGTERM, stop)
   for i, unit in enumerate(waiting):
     left = f", {console.duration((time.monotonic() - begin) / i * (len(waiting) - i))} left" if i else ""
     console.say(f"\nsweep: {unit.name}, {i + 1} of {len(waiting)}{left}")
-    status = _run_one(unit)
+    process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
+    if stopped:
+      process.terminate()
+    try:
+      status = process.wait()
+    except KeyboardInterrupt:  # of the terminal, which has told the process too
+      process.wait()
+      raise
+    if stopped:
+      sys.exit("terminated; the same command goes on")
     if status:
       failed[unit.name] = status
       console.say(f"sweep: {unit.name} failed with status {status}; why is above, and {unit.workdir} keeps what it has done")
   return failed
-
-
-def _run_one(unit: Unit) -> int:
-  process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
-  try:
-    return process.wait()
-  except KeyboardInterrupt:  # of the terminal, which has told the process too
-    process.wait()
-    raise
-  except SystemExit:
-    process.terminate()
-    process.wait()
-    raise
 
 
 def main(argv: list[str]) -> None:
@@ -134,7 +137,6 @@ def main(argv: list[str]) -> None:
       print(shlex.join(["python", "-m", "aogpt_jax.main", *unit.arguments]))
     return
   console.say(f"sweep: {done} in {workdir}")
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated; the same command goes on"))
   try:
     failed = run(waiting)
   except KeyboardInterrupt:
