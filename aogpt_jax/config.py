@@ -14,6 +14,11 @@ from ml_collections import config_dict
 
 from aogpt_jax import orders
 from aogpt_jax.data import tokenizers
+from aogpt_jax.data import zero_shot
+
+
+# Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
+OBJECTIVES = {"decoder": ("any_order",), "encoder": ("ao", "lambda_dce", "score_entropy")}
 
 
 class ConfigError(ValueError):
@@ -29,12 +34,17 @@ def default_config() -> ml_collections.ConfigDict:
       batch_size=1024,  # sequences per update, over all devices and micro-batches
       micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
       orders="mix(0.1)",  # distribution of the training orders, or a schedule of it: see aogpt_jax/orders.py for the names
+      # What training minimises: of a decoder any_order; of an encoder ao (RADD), whose known tokens are the beginning of such an
+      # order, lambda_dce (MDLM, MD4) or score_entropy (SEDD), which mask each token by itself; see aogpt_jax/objectives.py.
+      objective="any_order",
       model=c(
+          architecture="decoder",  # of AO-GPT; or encoder, a masked diffusion model on the same blocks
           layers=12,  # L, transformer blocks
           width=768,  # D
           heads=12,  # H; divides the width
           block_size=1024,  # T, tokens per sequence
           vocab_size=50304,  # V, rows of the token table: the tokenizer's ids, padded; padding is never sampled
+          num_tokens=0,  # V', of an encoder: the tokenizer's ids, and its mask's id; 0: those of bytes or gpt2
           cond_width=128,  # C, width of the target-position table
           # How an entry is told its target position: adaln; or a row of width D that is added to the input (input), the same one
           # again before every layer (layer_shared), or one of another table before each (layer_distinct).
@@ -66,7 +76,7 @@ def default_config() -> ml_collections.ConfigDict:
           ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
       ),
       data=c(
-          source="tfds:huggingface:openwebtext",  # stdlib | stdlib_source | files:GLOB | tfds:NAME; see data/sources.py
+          source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
@@ -98,14 +108,29 @@ def default_config() -> ml_collections.ConfigDict:
           # Of the orders in which the text is scored: names as for training orders, but no schedules.
           distributions=("left_to_right", "uniform"),
           orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
+          masks=16,  # passes per sequence from which an encoder's likelihood in uniform order is estimated; 0: T passes an order
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
+          limit=0,  # sequences, at most, spread evenly over the split; 0: all
           source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
           ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
           lanes=32,  # contexts that a device runs at the same time for them; each needs the cache of a sequence
-          # With a judge, --mode=eval measures generated texts instead: those of files or, where there are steps, of a sweep.
+          weights="ema",  # ema | raw: the moving average of the parameters, or those of the last update
+          seed=0,  # of all orders and permutations, also at the evaluations during training
+          zero_shot=c(  # where it names data sets, --mode=eval scores these and nothing of the run's own
+              datasets=(),  # lambada, wikitext2, ptb, wikitext103, lm1b; of TFDS, or NAME=FILE in its published format
+              models=("run",),  # run, and gpt2:NAME or gpt2:DIRECTORY for GPT-2 of Hugging Face
+              recipe="sedd",  # sedd as the published figures, which drops remainders; exact scores every token
+              detokenize=True,  # by the rules of each data set
+              end_of_text=True,  # the boundary after each row
+              split="",  # of TFDS data sets, as train or test[:10%]; "": what the protocol scores
+              shards=8,  # of the recipe sedd: parts of the data set, and rows of them that are packed together
+              map_batch=1000,
+          ),
+          # With a judge, generated texts are measured, of files or, where there are steps, of a sweep; for them, --mode=eval needs no
+          # other text, and takes none.
           generative=c(
               judge="",  # gpt2 | gpt2-medium | gpt2-large | gpt2-xl | ORGANISATION/NAME | directory of such a model; "": none
               dtype="float32",  # of the judge's matmuls: float32 or bfloat16
@@ -210,13 +235,15 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders eval.ensemble eval.lanes eval.generative.batch_size eval.generative.seeds eval.generative.num_samples "
-      "sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps checkpoint.keep log.every_steps",
+      "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
+      "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
+      "checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
-      "seed optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.targets sample.length "
-      "sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps", "0 or more", lambda x: x >= 0)
-  yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
+      "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
+      "eval.targets eval.seed sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
+      "0 or more", lambda x: x >= 0)
+  yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
       "above 0", lambda x: x > 0)
@@ -243,6 +270,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
           0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
+      ("model.architecture", tuple(OBJECTIVES)),
+      ("objective", sum(OBJECTIVES.values(), ())),
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
       ("model.norm", ("rms", "layer")),
       ("model.weight_init", ("truncated_normal", "normal")),
@@ -254,10 +283,14 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("sample.schedule", ("linear", "cosine")),
       ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
+      ("eval.weights", ("ema", "raw")),
+      ("eval.zero_shot.recipe", zero_shot.RECIPES),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
 
   m = config.model
+  if m.architecture in OBJECTIVES:
+    yield from _misfits(config)
   if m.param_dtype == "bfloat16" and config.optimizer.ema_decay > 0.99:
     yield (f"config.model.param_dtype: in bfloat16 an average with config.optimizer.ema_decay = {config.optimizer.ema_decay} "
            "never moves, since its updates round to nothing; use float32.")
@@ -307,6 +340,19 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.sample.seed + g.seeds > 2**32:
     yield (f"config.eval.generative.seeds: {g.seeds} from config.sample.seed = {config.sample.seed} on do not stay below 2**32; "
            "make one of them smaller.")
+  zero_shot_config = config.eval.zero_shot
+  for spec in zero_shot_config.datasets:
+    try:
+      zero_shot.parse(spec)
+    except ValueError as e:
+      yield f"config.eval.zero_shot.datasets: {e}"
+  for spec in zero_shot_config.models:
+    if spec != "run" and not (spec.startswith("gpt2:") and len(spec) > 5):
+      yield f"config.eval.zero_shot.models: {spec!r} is neither run nor gpt2:NAME; give for example ('run', 'gpt2:gpt2-medium')."
+  if zero_shot_config.datasets and not zero_shot_config.models:
+    yield "config.eval.zero_shot.models: is (); give at least one, as ('run',)."
+  if zero_shot_config.datasets and config.eval.gap:
+    yield f"config.eval.gap: {config.eval.gap} is of whole blocks, not of config.eval.zero_shot.datasets; set it to 0."
   specs = [("orders", config.orders)] + [(f"eval.distributions[{i}]", s) for i, s in enumerate(config.eval.distributions)]
   specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)] + [("eval.generative.order", g.order)]
   for field, spec in specs:
@@ -319,6 +365,39 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
         orders.check(spec, length or m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
+
+
+def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what does not fit the architecture."""
+  m, known = config.model, tokenizers.known_vocab_size(config.data.tokenizer)
+  architecture = f"config.model.architecture = {m.architecture}"
+  objectives = OBJECTIVES[m.architecture]
+  if config.objective in sum(OBJECTIVES.values(), ()) and config.objective not in objectives:
+    yield f"config.objective: {config.objective} does not fit {architecture}; set it to {' or '.join(objectives)}."
+  if m.architecture == "decoder":
+    if m.num_tokens:
+      yield f"config.model.num_tokens: {m.num_tokens} is of an encoder, and {architecture}; set it to 0."
+    return
+  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("tied_head", False), ("bias", True),
+                         ("weight_init", "truncated_normal")):
+    if m[field] != default:
+      yield f"config.model.{field}: {m[field]} is of a decoder, and {architecture}; set it to {default}."
+  if not m.num_tokens and config.data.tokenizer not in tokenizers.VOCAB_SIZES:  # a checkpoint is to do without the file
+    yield (f"config.model.num_tokens: is 0; with config.data.tokenizer = {config.data.tokenizer}, set it to "
+           f"{known or 'the number of its ids'}.")
+  if m.num_tokens and known and m.num_tokens != known:
+    yield (f"config.model.num_tokens: {m.num_tokens} is not the number of ids of config.data.tokenizer = "
+           f"{config.data.tokenizer}; set it to {known}.")
+  if (m.num_tokens or known) == m.vocab_size:  # fewer rows are a mistake with any architecture
+    yield (f"config.model.vocab_size: {m.vocab_size} leaves no row for the mask of an encoder; set it to "
+           f"{(m.vocab_size // 64 + 1) * 64}.")
+  if config.objective in ("lambda_dce", "score_entropy") and config.orders != "uniform":
+    yield (f"config.orders: {config.orders} has no effect on config.objective = {config.objective}, which masks each token by "
+           "itself; set it to uniform.")
+  for field, value, why in (("eval.ensemble", config.eval.ensemble, "averages over orders of the context"),
+                            ("sample.contexts", config.sample.contexts, "averages over orders of the known tokens")):
+    if value > 1:
+      yield f"config.{field}: {value} {why}, which are one and the same to an encoder; set it to 1."
 
 
 def _are_pairs(rules: tuple, first: type, second: type) -> bool:

@@ -1,26 +1,107 @@
-"""Training objectives: the negative log-likelihood of every entry, in nats.
+"""Training objectives: what is drawn for the examples of a batch, and what these then cost, in nats per token.
 
-An objective is a function (model, params, tokens [B, T], orders [B, T]) -> float32 [B, T]; the training loss is its mean.
+The loss is the mean of an objective's `nats` over the batch. What is drawn for a row depends on the key, the step and the row's
+number in the global batch, so that it is the same on any number of devices and in any division into micro-batches.
 """
 
+from collections.abc import Callable
+import dataclasses
+import math
 from typing import Any
 
 from flax import linen as nn
+import flax.struct
 import jax
 import jax.numpy as jnp
+
+from aogpt_jax import orders as orders_lib
+from aogpt_jax.models import encoder
+
+_LEAST_LEVEL = 1e-3  # of score entropy, as SEDD
+# Where the draws of noise levels and of masks start, apart from those of orders, which are numbered by steps.
+_LEVELS, _MASKS = 1 << 30, (1 << 30) + 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """A training loss as two pure functions.
+
+  Attributes:
+    draw: (distribution of orders, key, step, rows int [B], T) -> a tree of arrays [B, ...], for all rows of the global batch.
+    nats: (model, params, tokens int [b, T], what was drawn for these rows) -> float32 [b] or [b, T], nats per token.
+  """
+
+  draw: Callable[[str, jax.Array, jax.Array | int, jax.Array, int], Any]
+  nats: Callable[[nn.Module, Any, jax.Array, Any], jax.Array]
+
+
+@flax.struct.dataclass
+class Masks:
+  masked: jax.Array  # bool [B, T]
+  level: jax.Array  # float32 [B], the noise level t
 
 
 def any_order_nll(model: nn.Module, params: Any, tokens: jax.Array, orders: jax.Array) -> jax.Array:
   """-log p(x_sigma(i) | x_sigma(<i)) of each entry i in nats, float32 [B, S] (arXiv 2506.19935).
 
+  A decoder has them all in one pass; an encoder needs S.
+
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters.
     tokens: int [B, N].
     orders: int [B, S], S <= N.
   """
+  if isinstance(model, encoder.Encoder):
+    places = jnp.arange(orders.shape[1])
+    nll = jax.lax.map(lambda i: next_nll(model, params, tokens, orders, jnp.full(len(orders), i)), places)
+    return nll.swapaxes(0, 1)
   logits_BSV = model.apply({"params": params}, tokens, orders)
   return cross_entropy(logits_BSV, jnp.take_along_axis(tokens, orders, axis=1))
+
+
+def next_nll(model: encoder.Encoder, params: Any, tokens: jax.Array, orders: jax.Array, places: jax.Array) -> jax.Array:
+  """-log p(x_sigma(i) | x_sigma(<i)) in nats by an encoder, float32 [B]; int tokens [B, N], orders [B, S] and places i [B]."""
+  (_, length), (_, count) = tokens.shape, orders.shape
+  place_of = jax.vmap(lambda order: jnp.full(length, count).at[order].set(jnp.arange(count)))(orders)
+  target = jnp.take_along_axis(orders, places[:, None], axis=1)
+  logits = model.apply({"params": params}, jnp.where(place_of < places[:, None], tokens, model.mask_id), target)
+  return cross_entropy(logits, jnp.take_along_axis(tokens, target, axis=1))[:, 0]
+
+
+def masked_nll(
+    model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks, lengths: jax.Array | None = None
+) -> jax.Array:
+  """(1 / (T t)) * sum over masked of -log p, float32 [B]; where lengths [B] are given, of that many tokens instead of T.
+
+  Where m is uniform on 1..T, m of T tokens are masked at random and t = m / T, its mean is a bound on the NLL per token (RADD, Ou
+  et al., arXiv 2406.03736). It has the same mean where t is uniform on (0, 1) and each token is masked with probability t
+  (lambda-DCE there; MDLM, Sahoo et al., arXiv 2406.07524, and MD4, Shi et al., arXiv 2406.04329, with a linear schedule).
+  """
+  return _over_masked(masks, cross_entropy(_masked_logits(model, params, tokens, masks), tokens), lengths)
+
+
+def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks) -> jax.Array:
+  """SEDD's loss for the absorbing process, float32 [B] (Lou et al., arXiv 2310.16834).
+
+  With scores s_y = r exp(f_y) / V', f the logits and r = 1 / (exp(sigma) - 1), its loss for a masked token x is
+  sigma' * [sum_y s_y - r log s_x + r (log r - 1)]. Since sigma' r = 1/t, this equals (1/t) * [-log p_x + Z - 1 - log Z] with
+  p = softmax f and Z = mean_y exp f, and is computed so. It is least where s_y = r p(y | what is not masked), and there Z = 1.
+  """
+  logits = _masked_logits(model, params, tokens, masks)
+  log_z = jax.nn.logsumexp(logits, axis=-1) - math.log(model.num_tokens)
+  return _over_masked(masks, cross_entropy(logits, tokens) + jnp.expm1(log_z) - log_z)
+
+
+def _masked_logits(model, params, tokens, masks):
+  return model.apply({"params": params}, jnp.where(masks.masked, model.mask_id, tokens), None, masks.level)
+
+
+def _over_masked(masks: Masks, values_BT: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
+  length = values_BT.shape[1]
+  lengths = jnp.full(len(values_BT), length) if lengths is None else lengths
+  counted = masks.masked & (jnp.arange(length) < lengths[:, None])
+  return jnp.sum(jnp.where(counted, values_BT, 0.0), axis=1) / (jnp.maximum(lengths, 1) * masks.level)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -28,3 +109,60 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   logits = logits.astype(jnp.float32)
   label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
   return jax.nn.logsumexp(logits, axis=-1) - label_logits
+
+
+def mask_end(orders: jax.Array, level: jax.Array, lengths: jax.Array | None = None) -> Masks:
+  """The last ceil(T t) positions of each order masked, and the level as their share; orders int [B, T], t [B] in (0, 1].
+
+  Where lengths [B] are given, that many positions come first in each order, and count as T; those after them are masked too.
+  """
+  lengths = jnp.full(len(orders), orders.shape[1]) if lengths is None else lengths
+  count = jnp.clip(jnp.ceil(level * lengths), 1, jnp.maximum(lengths, 1))
+  masked = jnp.argsort(orders, axis=1) >= (lengths - count)[:, None]
+  return Masks(masked, count / jnp.maximum(lengths, 1))
+
+
+def _draw_end(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
+  """All but the beginning of an order, with as many masked tokens as come out uniform on 1..T."""
+  return mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows))
+
+
+def _draw_each(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
+  """Each token with probability t ~ U(0, 1); any order of the tokens would do."""
+  del spec
+  level = spread_levels(key, step, rows)
+  return Masks(_coins(key, step, rows, length) < level[:, None], level)
+
+
+def _draw_noise(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
+  """Each token with probability (1 - EPS) t, t ~ U(_LEAST_LEVEL, 1)."""
+  del spec
+  level = _LEAST_LEVEL + (1 - _LEAST_LEVEL) * spread_levels(key, step, rows)
+  return Masks(_coins(key, step, rows, length) < (1 - encoder.EPS) * level[:, None], level)
+
+
+def spread_levels(key: jax.Array, step: jax.Array | int, rows: jax.Array) -> jax.Array:
+  """Noise levels uniform on (0, 1], float32 [B], evenly spread over the B rows of a batch (Kingma et al., arXiv 2107.00630)."""
+  shift = jax.random.uniform(jax.random.fold_in(jax.random.fold_in(key, _LEVELS), step))
+  return 1 - jnp.mod(shift + rows / len(rows), 1.0)
+
+
+def stratum(key: jax.Array, index: int, strata: int, rows: jax.Array) -> jax.Array:
+  """Noise levels uniform on one of so many equal parts of (0, 1], float32 [B]; from the key, the part and the row."""
+  part_key = jax.random.fold_in(jax.random.fold_in(key, _LEVELS), index)
+  return 1 - (index + jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(part_key, row)))(rows)) / strata
+
+
+def _coins(key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> jax.Array:
+  """Uniform on [0, 1), float32 [B, T]."""
+  step_key = jax.random.fold_in(jax.random.fold_in(key, _MASKS), step)
+  return jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(step_key, row), (length,)))(rows)
+
+
+# By `config.objective`; the first is a decoder's, the others are an encoder's.
+OBJECTIVES: dict[str, Objective] = {
+    "any_order": Objective(orders_lib.draw, any_order_nll),
+    "ao": Objective(_draw_end, masked_nll),
+    "lambda_dce": Objective(_draw_each, masked_nll),
+    "score_entropy": Objective(_draw_noise, score_entropy),
+}

@@ -279,3 +279,13 @@ def draw(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, leng
   distribution = _at(parse(spec), step)
   step_key = jax.random.fold_in(key, step)
   return jax.vmap(lambda row: distribution(jax.random.fold_in(step_key, row), length))(rows)
+
+
+def within(orders: jax.Array, lengths: jax.Array) -> jax.Array:
+  """The same orders with the positions past the end of each text last, so that no token of the text sees them.
+
+  Args:
+    orders: int [B, T].
+    lengths: int [B], tokens of each text; its positions are below that.
+  """
+  return jnp.take_along_axis(orders, jnp.argsort(orders >= lengths[:, None], axis=1, stable=True), axis=1)

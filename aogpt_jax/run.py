@@ -16,6 +16,7 @@ from aogpt_jax import orders
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
+from aogpt_jax.data import zero_shot
 from aogpt_jax.sampling import prompts
 from aogpt_jax.training import optimizer
 from aogpt_jax.training import step
@@ -28,8 +29,8 @@ class Run:
   mesh: Mesh
   model: nn.Module
   tokenizer: tokenizers.Tokenizer
-  packed: packing.PackedDataset | None  # None where the run is opened for samples, or to evaluate something else
-  evaluated: packing.PackedDataset | None  # what --mode=eval scores; None where it scores none
+  packed: packing.PackedDataset | None  # None where the run is opened for what does not need its own text
+  evaluated: packing.PackedDataset | None  # the text whose likelihood is evaluated; None where there is none
   split: str  # of `evaluated`
   prompts: tuple[prompts.Prompt, ...]  # none where the run is opened for what draws none
 
@@ -43,8 +44,8 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   Args:
     config: see config.py.
     workdir: is created.
-    mode: one of MODES: "sample" needs no data, "eval" none where it judges generated texts and none of the run's own where
-      config.eval.source names another text, and "train" and "eval" read no prompts.
+    mode: one of MODES: "sample" needs no data, "eval" none of the run's own where it scores generated texts or other texts, and
+      "train" and "eval" read no prompts.
 
   Raises:
     ValueError: a field, or the data or devices that it names, can't be used; the message says which and what to do.
@@ -62,6 +63,10 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
     raise config_lib.ConfigError(
         f"config.model.vocab_size: {config.model.vocab_size} is below the {tokenizer.vocab_size} ids of "
         f"{config.data.tokenizer}; set it to {-(-tokenizer.vocab_size // 64) * 64}.")
+  if config.model.num_tokens not in (0, tokenizer.vocab_size):
+    raise config_lib.ConfigError(
+        f"config.model.num_tokens: {config.model.num_tokens} is not the number of ids of config.data.tokenizer = "
+        f"{config.data.tokenizer}; set it to {tokenizer.vocab_size}.")
   asked = prompts.load(config.sample, tokenizer, config.model.block_size) if mode in ("all", "sample") else []
   evaluated = [prompts.parse("", tokenizer, config.sample.length, config.model.block_size, "an evaluation")]
   _check_orders(config, asked if mode == "sample" else asked + evaluated)
@@ -72,8 +77,15 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
       pass
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
-  if mode == "sample" or (mode == "eval" and config.eval.generative.judge):
+  if mode == "sample":
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
+  for spec in config.eval.zero_shot.datasets if mode in ("all", "eval") else ():  # now, and not after the others are scored
+    try:
+      zero_shot.source(spec, config.data, config.eval.zero_shot)
+    except (ValueError, OSError, ImportError, RuntimeError) as e:
+      raise config_lib.ConfigError(f"config.eval.zero_shot.datasets: {spec}: {e}") from None
+  if mode == "eval" and (config.eval.zero_shot.datasets or config.eval.generative.judge):
+    return Run(config, directory, mesh, model, tokenizer, None, None, "", ())
   other = _other_text(config, tokenizer) if config.eval.source and mode != "train" else None
   if other and mode == "eval":
     return Run(config, directory, mesh, model, tokenizer, None, other, "train", ())

@@ -2,9 +2,10 @@
 
     python -m aogpt_jax.sweep --config=configs/small_targets.py [--workdir=DIR] [--print] [--config.KEY=VALUE ...]
 
-A sweep is a function `sweep()` beside `get_config()` in a config file, which yields a name and {field: value} for each unit. A unit
-is a process of aogpt_jax.main that trains, evaluates and samples in DIR/NAME; fields on the command line are set in all of them.
-Started again, units that have been evaluated at their last step are passed over, and others go on from their newest checkpoint.
+A sweep is a function `sweep()` beside `get_config()` in a config file, which yields a name and {field: value} for each unit. A
+unit is a process of aogpt_jax.main that trains, evaluates and samples in DIR/NAME; fields on the command line are set in all of
+them. Started again, units that have been evaluated at their last step are passed over, and others go on from their newest
+checkpoint.
 """
 
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ def units(config_flag: str, config: ml_collections.ConfigDict, workdir: str) -> 
   found = []
   for name, fields in file["sweep"]():
     if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or name in [unit.name for unit in found]:
-      raise config_lib.ConfigError(f"unit {name!r}: is no new name of a directory; give each unit one of letters, digits and ._+-")
+      raise config_lib.ConfigError(
+          f"unit {name!r}: is no new name of a directory; give each unit one of letters, digits and . _ + -")
     twice = sorted(given.keys() & fields.keys())
     if twice:
       raise config_lib.ConfigError(f"unit {name}: the sweep sets config.{twice[0]} itself; leave it out of the command line.")

@@ -32,54 +32,28 @@ import numpy as np
 
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
-from aogpt_jax.models import decoder
-from aogpt_jax.models import layers
 from aogpt_jax.sampling import decode
 from aogpt_jax.sampling import filters
 from aogpt_jax.sampling import plan
 from aogpt_jax.training import step as step_lib
 
 
-class Encoder(nn.Module):
-  """The decoder's blocks, each position seeing all: logits of the positions `asked` from tokens with masks."""
-
-  model: decoder.Decoder
-
-  @nn.compact
-  def __call__(self, tokens: jax.Array, asked: jax.Array) -> jax.Array:
-    m = self.model
-    kw = dict(dtype=m.dtype, param_dtype=m.param_dtype)
-    own = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    x = layers.Embed(m.vocab_size, m.width, ("vocab", "embed"), name="tokens", **kw)(tokens)
-    x += layers.Embed(m.block_size, m.width, ("position", "embed"), name="positions", **kw)(own)
-    cond = layers.Embed(m.block_size, m.cond_width, ("position", "condition"), name="targets", **kw).table
-    for layer in range(m.layers):
-      block = decoder.Block(width=m.width, heads=m.heads, num_layers=m.layers, gate_init=m.gate_init, causal=False, name=f"block{layer}", **kw)
-      x, _ = block(x, cond(), own)
-    x = jnp.take_along_axis(x, asked[..., None], axis=1)
-    shift, scale = (table[asked] for table in decoder.Modulation(2, m.width, name="final_modulation", **kw)(cond()))
-    x = layers.RMSNorm("embed", name="final_norm", **kw)(x) * (1 + scale) + shift
-    return layers.Dense((m.vocab_size,), ("embed", "vocab"), name="head", **kw)(x, out_dtype=jnp.float32)
-
-
-def encoder_sampler(model: decoder.Decoder, batch: int, passes: int):
+def encoder_sampler(model: nn.Module, batch: int, passes: int):
   """steps -> seconds of `steps` passes."""
-  encoder = Encoder(model)
-  length, mask = model.block_size, model.vocab_size - 1
-  params = nn.unbox(jax.jit(encoder.init)(jax.random.key(0), jnp.zeros((1, length), int), jnp.zeros((1, 1), int)))
-  drawn_from = filters.Filters(model.vocab_size - 1)
+  params = jax.jit(lambda: nn.unbox(step_lib.init_params(model, 0)))()
+  length, drawn_from = model.block_size, filters.Filters(model.num_tokens)
 
   @functools.partial(jax.jit, static_argnames="group")
   def run(params, orders, group):
     def step(k, tokens):
       # Where fewer passes are run than there are steps, the last ones.
       asked = jax.lax.dynamic_slice_in_dim(orders, length - (k + 1) * group, group, axis=1)
-      logits = encoder.apply(params, tokens, asked)
+      logits = model.apply({"params": params}, tokens, asked)
       keys = jax.vmap(lambda i: jax.random.fold_in(jax.random.key(0), i))(k * asked.size + jnp.arange(asked.size))
       new = filters.draw(keys.reshape(asked.shape), drawn_from(logits))
       return tokens.at[jnp.arange(batch)[:, None], asked].set(new)
 
-    return jax.lax.fori_loop(0, min(passes, length // group), step, jnp.full((batch, length), mask, jnp.int32))
+    return jax.lax.fori_loop(0, min(passes, length // group), step, jnp.full((batch, length), model.mask_id, jnp.int32))
 
   orders = jnp.asarray(random_orders(batch, length))
 
@@ -92,7 +66,7 @@ def encoder_sampler(model: decoder.Decoder, batch: int, passes: int):
   return seconds
 
 
-def cached_sampler(model: decoder.Decoder, batch: int, counts: str):
+def cached_sampler(model: nn.Module, batch: int, counts: str):
   """steps -> seconds of a batch."""
   params = jax.jit(lambda: nn.unbox(step_lib.init_params(model, 0)))()
   length = model.block_size
@@ -191,12 +165,13 @@ def main():
   config = config_lib.default_config()
   config.model.update(layers=args.layers, width=args.width, heads=args.heads, block_size=args.block_size,
                       vocab_size=args.vocab_size, dtype=args.dtype)
-  model = build_model(config)
-  samplers = {"aogpt_jax, cached": cached_sampler(model, args.batch_size, args.counts)}
+  samplers = {"aogpt_jax, cached": cached_sampler(build_model(config), args.batch_size, args.counts)}
   if args.pytorch:
     samplers["PyTorch code, cached"] = PyTorch(args)
   if args.encoder_passes:
-    samplers["encoder"] = encoder_sampler(model, args.batch_size, args.encoder_passes)
+    config.objective = "ao"
+    config.model.update(architecture="encoder", num_tokens=args.vocab_size - 1)
+    samplers["encoder"] = encoder_sampler(build_model(config), args.batch_size, args.encoder_passes)
   steps = [int(s) for s in args.steps.split(",")]
   seconds = {name: {s: [] for s in steps} for name in samplers}
   ours, *peers = seconds

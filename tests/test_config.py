@@ -11,9 +11,12 @@ import pytest
 
 import golden_weights
 from aogpt_jax import config as config_lib
+from aogpt_jax import models
+from aogpt_jax import objectives
 
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
 ABSURD_BUT_ALLOWED = {"model.gate_init"}  # a bias may be any number
+ENCODER = {"model.architecture": "encoder", "objective": "ao"}
 INFINITE_BUT_ALLOWED = {"optimizer.clip_norm"}  # no clipping
 
 
@@ -120,6 +123,8 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("model.target", "adalm", "adaln, input, layer_shared, layer_distinct"),
     ("model.norm", "group", "rms, layer"),
     ("model.weight_init", "uniform", "truncated_normal, normal"),
+    ("model.architecture", "encodr", "decoder, encoder"),
+    ("objective", "elbo", "any_order, ao, lambda_dce, score_entropy"),
     ("eval.split", "valid", "train, validation, test"),
     ("eval.ensemble", 0, "at least 1"),
     ("eval.gap", 1, "0 \\(no gap\\) or at least 2"),
@@ -184,12 +189,26 @@ def test_what_changes_over_training_is_refused_where_there_is_no_training(field)
     ({"sample.prompt": "a [[2]]", "sample.prompt_file": "b.txt"}, ("sample.prompt", "a [[2]]", "sample.prompt_file", "b.txt")),
     ({"eval.targets": 1025}, ("eval.targets", "1025", "model.block_size", "1024")),
     ({"sample.length": 1025}, ("sample.length", "1025", "model.block_size", "1024")),
+    ({"objective": "ao"}, ("objective", "ao", "model.architecture = decoder", "any_order")),
+    ({"model.architecture": "encoder"}, ("objective", "any_order", "model.architecture = encoder", "ao or lambda_dce")),
+    ({"model.num_tokens": 50257}, ("model.num_tokens", "50257", "model.architecture = decoder", "set it to 0")),
+    (ENCODER | {"model.num_tokens": 257}, ("model.num_tokens", "257", "data.tokenizer = gpt2", "50257")),
+    (ENCODER | {"data.tokenizer": "mine.tiktoken"}, ("model.num_tokens", "0", "data.tokenizer = mine.tiktoken")),
+    (ENCODER | {"model.vocab_size": 50257}, ("model.vocab_size", "50257", "mask", "50304")),
+    (ENCODER | {"eval.ensemble": 2}, ("eval.ensemble", "2", "encoder", "set it to 1")),
+    (ENCODER | {"sample.contexts": 2}, ("sample.contexts", "2", "encoder", "set it to 1")),
+    (ENCODER | {"objective": "score_entropy"}, ("orders", "mix(0.1)", "score_entropy", "uniform")),
 ])
 def test_fields_that_contradict_are_both_named(changes, named):
   line, = problems(changes)
   assert line.startswith(f"config.{named[0]}: ")
   for part in named[1:]:
     assert part in line
+
+
+def test_every_objective_and_architecture_that_there_is_can_be_chosen():
+  assert sum(config_lib.OBJECTIVES.values(), ()) == tuple(objectives.OBJECTIVES)
+  assert tuple(config_lib.OBJECTIVES) == tuple(models.ARCHITECTURES)
 
 
 def test_every_problem_has_a_line():
@@ -299,6 +318,15 @@ def test_sigma_gpt_differs_from_ao_gpt_of_its_size_as_the_golden_model_does_and_
   golden = dict(flat(golden_weights.load(golden_weights.SIGMA_GPT)[1]))
   kind = {f"model.{field}": golden[f"model.{field}"] for field in ("target", "norm", "qk_norm", "tied_head", "bias", "weight_init")}
   assert ours == aogpt | kind | {"orders": "uniform"}
+
+
+@pytest.mark.parametrize("name, objective", [
+    ("small_radd", "ao"), ("small_mdlm", "lambda_dce"), ("small_sedd", "score_entropy")])
+def test_the_encoders_differ_from_small_in_what_makes_them_encoders_alone(name, objective):
+  ours, small = (load(CONFIGS[0].parent / f"{file}.py").get_config() for file in (name, "small"))
+  assert config_lib.differences(ours, small) == [
+      "config.model.architecture: 'encoder', was 'decoder'", f"config.objective: {objective!r}, was 'any_order'",
+      "config.orders: 'uniform', was 'mix(0.1)'"]
 
 
 def test_the_three_fixed_random_orders_differ():

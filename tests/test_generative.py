@@ -9,6 +9,8 @@ import pytest
 from aogpt_jax import config as config_lib
 from aogpt_jax import run as run_lib
 from aogpt_jax.evaluation import generative
+from aogpt_jax.evaluation import generative_sweep
+from aogpt_jax.training import checkpoints
 import random_gpt2
 
 pytest.importorskip("safetensors", reason="weights are in safetensors: pip install 'aogpt_jax[hf]'")
@@ -48,13 +50,13 @@ def test_what_is_no_text_is_named_with_its_line(tmp_path, content, expected):
 def test_samples_are_measured_by_sampler_with_warnings_and_without_data_or_checkpoint(command, tmp_path):
   sampler = {"steps": 8, "temperature": 0.5, "top_p": 0.9, "dtype": "float32", "weights": "ema", "checkpoint_step": 7}
   drawn = [{"text": f"sample {i}", "order": "uniform", "seed": i % 2, "sampler": sampler} for i in range(5)]
-  write_lines(tmp_path / "mine.jsonl", [*drawn, {"text": "aaaa"}, {"text": "b"}, {"text": "c<|endoftext|>"}])
-  done = command("--mode=eval", "--workdir=here", *judge(tmp_path), "eval.generative.samples=mine.jsonl",
-                 "data.source=files:nowhere/*")
+  (tmp_path / "here").mkdir()
+  write_lines(tmp_path / "here" / "samples.jsonl", [*drawn, {"text": "aaaa"}, {"text": "b"}, {"text": "c<|endoftext|>"}])
+  done = command("--mode=eval", "--workdir=here", *judge(tmp_path), "data.source=files:nowhere/*")
   assert done.returncode == 0, done.stderr
   for line in ("1: uniform", "steps 8, temperature 0.5, top_p 0.9", "2: order unknown, seed unknown",
-               "warning: 1 of 3 texts are of fewer than two tokens, and not scored: mine.jsonl:7",
-               "warning: 1 of 3 texts are one token again and again, of entropy 0: mine.jsonl:6"):
+               "warning: 1 of 3 texts are of fewer than two tokens, and not scored: ", "samples.jsonl:7\n",
+               "warning: 1 of 3 texts are one token again and again, of entropy 0: ", "samples.jsonl:6\n"):
     assert line in done.stdout
   result = json.loads((tmp_path / "here" / "generative.json").read_text())
   known, unknown = result["results"]
@@ -63,7 +65,8 @@ def test_samples_are_measured_by_sampler_with_warnings_and_without_data_or_check
   assert (unknown["samples"], unknown["texts"], unknown["too_short"], unknown["tokens"]) == (3, 2, 1, 3 + 1)
   assert unknown["statistics"]["constant"] == 1 and unknown["statistics"]["entropy"] == pytest.approx(math.log(2) / 2)
   assert result["judge"]["window"] == 8 and result["judge"]["stride"] == 4 and len(result["judge"]["fingerprint"]) == 64
-  assert list(result["files"]) == ["mine.jsonl"] and result["generative"]["samples"] == "mine.jsonl"
+  assert [path.rpartition("/")[2] for path in result["files"]] == ["samples.jsonl"]
+  assert result["generative"]["judge"] == f"{tmp_path}/judge"
 
 
 @pytest.mark.parametrize("fields, expected", [
@@ -72,7 +75,7 @@ def test_samples_are_measured_by_sampler_with_warnings_and_without_data_or_check
     ({"steps": (8,)}, "there is no checkpoint"),
     ({"samples": "short.txt"}, "none of the 1 texts of short.txt has two tokens"),
     ({"samples": "long.txt", "tokenizer": "nowhere"}, "config.eval.generative.tokenizer: 'nowhere' is neither"),
-    ({"samples": "long.txt", "judge": "no/such/judge"}, "config.eval.generative.judge: no/such/judge: there is no such directory"),
+    ({"samples": "long.txt", "judge": "no/such/judge"}, "config.eval.generative.judge: no/such/judge: there is no such dir"),
 ])
 def test_what_is_wrong_is_said_in_one_line_before_anything_is_compiled(
     tmp_path, monkeypatch, words_config, compilations, fields, expected):
@@ -82,13 +85,13 @@ def test_what_is_wrong_is_said_in_one_line_before_anything_is_compiled(
   words_config.eval.generative.update({"judge": random_gpt2.write(tmp_path / "judge"), "tokenizer": "bytes"} | fields)
   run = run_lib.open_run(words_config, str(tmp_path / "run"), "eval")
   with pytest.raises((config_lib.ConfigError, OSError), match=expected) as error:
-    generative.evaluate(run)
+    generative.evaluate(run, lambda weights: checkpoints.load_params(run.workdir, run.config, run.mesh, weights))
   assert "\n" not in str(error.value) and "_nll" not in compilations
 
 
 def test_a_sweep_fills_its_table_and_goes_on_where_it_was(command, untrained, tmp_path):
-  arguments = ["--mode=eval", untrained, *judge(tmp_path), "eval.generative.filters=((1.0, 1.0), (0.95, 0.7))",
-               "eval.generative.seeds=2", "eval.generative.num_samples=3", "sample.seed=5"]
+  arguments = ["--mode=eval", untrained, *judge(tmp_path), "eval.generative.filters=((0.95, 0.7),)", "eval.generative.seeds=2",
+               "eval.generative.num_samples=3", "sample.seed=5"]
   done = command(*arguments, "eval.generative.steps=(64,)")
   assert done.returncode == 0, done.stderr
   workdir = untrained.removeprefix("--workdir=")
@@ -101,13 +104,12 @@ def test_a_sweep_fills_its_table_and_goes_on_where_it_was(command, untrained, tm
 
   result, cells = read()
   settings = [[cell["settings"][name] for name in ("seed", "top_p", "temperature", "steps")] for cell in cells]
-  assert settings == [[5, 1.0, 1.0, 64], [5, 0.95, 0.7, 64], [6, 1.0, 1.0, 64], [6, 0.95, 0.7, 64]]
+  assert settings == [[5, 0.95, 0.7, 64], [6, 0.95, 0.7, 64]]
   assert result["cells"] == cells and all(cell["texts"] == 3 and cell["seconds_per_text"] > 0 for cell in cells)
-  for row in result["table"]:
-    of = [cell["perplexity"] for cell in cells if cell["settings"]["top_p"] == row["top_p"]]
-    assert row["seeds"] == 2 and row["perplexity"] == pytest.approx(np.mean(of))
-    assert row["perplexity_std"] == pytest.approx(abs(of[0] - of[1]) / 2**0.5)
-  assert result["table"][1]["published"] == {"AO-GPT": 194.588, "SEDD": 121.574}
+  (row,), of = result["table"], [cell["perplexity"] for cell in cells]
+  assert row["seeds"] == 2 and row["perplexity"] == pytest.approx(np.mean(of))
+  assert row["perplexity_std"] == pytest.approx(abs(of[0] - of[1]) / 2**0.5)
+  assert row["published"] == {"AO-GPT": 6.105, "SEDD": 6.4}
   assert "AO-GPT medium, published" in done.stdout and "top-p 0.95, temperature 0.7" in done.stdout
   with open(f"{workdir}/generative_sweep.png", "rb") as f:
     assert f.read(4) == b"\x89PNG"
@@ -116,11 +118,27 @@ def test_a_sweep_fills_its_table_and_goes_on_where_it_was(command, untrained, tm
     f.write('{"settings": {"se')  # a process was killed here
   again = command(*arguments, "eval.generative.steps=(2, 64)")
   assert again.returncode == 0, again.stderr
-  assert "4 of 8 cells are in" in again.stdout and "64 steps, seed" not in again.stdout
+  assert "2 of 4 cells are in" in again.stdout and "64 steps, seed" not in again.stdout
   result, all_cells = read()
-  assert all_cells[:4] == cells and len(all_cells) == 8
-  assert {cell["settings"]["steps"] for cell in all_cells[4:]} == {2} and all(cell["evaluations"] == 2 for cell in all_cells[4:])
-  assert len(result["table"]) == 4 and "S = 2" in again.stdout
+  assert all_cells[:2] == cells and len(all_cells) == 4
+  assert all(cell["settings"]["steps"] == cell["evaluations"] == 2 for cell in all_cells[2:])
+  assert len(result["table"]) == 2 and "S = 2" in again.stdout
+
+
+def test_a_table_has_filters_down_steps_across_and_means_over_seeds():
+  cells = [{"settings": {"top_p": top_p, "temperature": temperature, "steps": steps, "seed": seed},
+            "perplexity": steps * top_p + seed, "token_perplexity": 1.0, "seconds_per_text": 0.5,
+            "statistics": {"entropy": None if steps == 128 else 3.0, "repetition": 0.0}}
+           for seed in (0, 2) for top_p, temperature in ((0.5, 0.7), (1.0, 1.0)) for steps in (128, 64)]
+  lines = [line.split("  ") for line in generative_sweep.table(generative_sweep.summary(cells)).split("\n")]
+  lines = [[cell.strip() for cell in line if cell.strip()] for line in lines]
+  assert lines[0] == ["top_p, temperature", "S = 64", "S = 128"]
+  assert lines[1] == ["top-p 1, temperature 1", "perplexity", "65.00 +- 1.41", "129.00 +- 1.41"]
+  assert lines[2] == ["token entropy", "3.000 +- 0.000", "-"]
+  assert lines[5:8] == [["AO-GPT medium, published", "194.59", "154.84"], ["SEDD medium, published", "121.57", "100.01"],
+                        ["top-p 0.5, temperature 0.7", "perplexity", "33.00 +- 1.41", "65.00 +- 1.41"]]
+  cells[2]["settings"]["steps"] = 100  # of which nothing was published
+  assert "published" not in generative_sweep.table(generative_sweep.summary(cells[2:3]))
 
 
 def test_seconds_are_those_without_compiling():
@@ -134,9 +152,9 @@ def test_seconds_are_those_without_compiling():
       jax.jit(lambda x: x + compiles)(1.0)
     return calls[-1]
 
-  generative._timed(lambda: generate(1))
+  generative_sweep._timed(lambda: generate(1))
   assert len(calls) == 2  # the first has compiled
-  generative._timed(lambda: generate(0))
+  generative_sweep._timed(lambda: generate(0))
   assert len(calls) == 3
 
 

@@ -90,7 +90,7 @@ def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(wo
     if path.is_file() and path.parent.name == "d":
       path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
   _, params = aogpt_jax.load_model(tmp_path)  # the EMA of step 4 is whole
-  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  _, step = checkpoints.load_params(tmp_path, words_config, run.mesh)
   assert step == 4
   saver = checkpoints.Checkpoints(tmp_path, words_config)
   restored = saver.restore(step_lib.make_trainer(words_config, run.model, run.mesh).shapes)
@@ -108,7 +108,7 @@ def test_a_model_is_loaded_from_the_newest_checkpoint_that_has_it(words_config, 
   loop.train(run)
   shutil.rmtree(tmp_path / "checkpoints/2/ema")
   (tmp_path / "checkpoints/999").mkdir()
-  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  _, step = checkpoints.load_params(tmp_path, words_config, run.mesh)
   assert step == 1
   aogpt_jax.load_model(tmp_path)
   assert "step 999 can't be restored" in caplog.text and "step 2 can't be restored" in caplog.text

@@ -6,6 +6,7 @@ Every tokenizer has one id beyond its text ids, the document boundary. It never 
 
 import base64
 import binascii
+import functools
 import hashlib
 import os
 import re
@@ -22,6 +23,8 @@ GPT2_PATTERN = (
     r"""'s|'t|'re|'ve|'m|'ll|'d| ?[\p{L}]+| ?[\p{N}]+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 )
 _GPT2_RANKS = 50256
+# V' of those that have a name instead of a file.
+VOCAB_SIZES = {"bytes": 257, "gpt2": _GPT2_RANKS + 1}
 _GPT2_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 
 # GPT2_PATTERN always ends a piece between a non-space and a space, so a long text may be cut there
@@ -76,6 +79,23 @@ class Tokenizer:
         out.append(BOUNDARY.encode() if i == self.boundary_id else "\ufffd".encode())
     return b"".join(out).decode("utf-8", errors="replace")
 
+  def word_starts(self, ids: np.ndarray) -> np.ndarray:
+    """How many words begin in each token of a text, int [n]; a word is a run of bytes that are no ASCII whitespace.
+
+    The boundary ends a word and is none.
+    """
+    inside, first, last = self._word_tables
+    before = np.concatenate([[True], last[ids[:-1]]]) if len(ids) else np.zeros(0, bool)
+    return inside[ids] + (first[ids] & before)
+
+  @functools.cached_property
+  def _word_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each id: the words that begin after its first byte, whether that is of a word, and whether a word is over at its end."""
+    tokens = [*self._token_bytes, b" "]  # the boundary is like a blank
+    is_first = np.array([not token[:1].isspace() for token in tokens])
+    is_over = np.array([token[-1:].isspace() for token in tokens])
+    return np.array([len(token.split()) for token in tokens]) - is_first, is_first, is_over
+
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V'], the number of bytes that each id stands for; 0 for the boundary."""
     return np.asarray([len(token) for token in self._token_bytes] + [0], np.int32)
@@ -110,10 +130,8 @@ def load(spec: str) -> Tokenizer:
 
 def known_vocab_size(spec: str) -> int | None:
   """Returns V' of `load(spec)` without loading it; None where only `load` can tell (and complain)."""
-  if spec == "bytes":
-    return 257
-  if spec == "gpt2":
-    return _GPT2_RANKS + 1
+  if spec in VOCAB_SIZES:
+    return VOCAB_SIZES[spec]
   if not os.path.isfile(os.path.expanduser(spec)):
     return None
   return sum(1 for line in _open_ranks(spec) if line.strip()) + 1

@@ -27,6 +27,7 @@ import numpy as np
 
 from aogpt_jax import objectives
 from aogpt_jax import sharding
+from aogpt_jax.models import encoder
 
 # Lanes on each device: with chunks of 32 entries, a thousand entries a pass. Short sequences have short chunks and want more.
 LANES = 32
@@ -70,7 +71,7 @@ def nll(
   Any orders will do; those of `in_order_of` cost least.
 
   Args:
-    model: a decoder.
+    model: a decoder, or an encoder, which sees a context as a set and runs a full pass for each.
     params: its parameters.
     tokens: int [B, N], in natural order; the same on all hosts.
     targets: int [B, I], places i in the orders.
@@ -99,13 +100,15 @@ def nll(
   out = np.zeros((batch * permutations, count), np.float32)
   if not out.size:
     return out.reshape(batch, count, permutations)
+  mesh = mesh or sharding.mesh_of(params)
+  if isinstance(model, encoder.Encoder):
+    return _without_cache(model, params, np.asarray(tokens), targets, np.asarray(orders), mesh, lanes)
   # A chain is a sequence with one permutation for each of its targets, which go from the shortest context to the longest.
   ascending = np.argsort(targets, axis=1, kind="stable")
   chains = np.asarray(orders).swapaxes(1, 2).reshape(-1, count, length)
   rows = np.repeat(np.arange(batch), permutations)
   ends = np.take_along_axis(targets, ascending, axis=1)[rows]
   chains = np.take_along_axis(chains, ascending[rows][..., None], axis=1)
-  mesh = mesh or sharding.mesh_of(params)
   programs = _programs(model, mesh)
   work = _deal(ends, _reused(chains, ends), lanes, mesh.shape["data"] * mesh.shape["fsdp"])
   prepared, cache = programs.prepare(params), programs.cache(work.write.shape[1], max(length, work.width))
@@ -118,6 +121,29 @@ def nll(
   answers = np.empty_like(out)
   np.put_along_axis(answers, ascending[rows], out, axis=1)
   return answers.reshape(batch, permutations, count).swapaxes(1, 2)
+
+
+def _without_cache(
+    model: encoder.Encoder, params: Any, tokens: np.ndarray, targets: np.ndarray, orders: np.ndarray, mesh: Mesh, lanes: int
+) -> np.ndarray:
+  """`nll` by a full pass for each target and order, so many on each device at the same time."""
+  batch, count, permutations, _ = orders.shape
+  everything = np.arange(batch * count * permutations)
+  size = lanes * mesh.shape["data"] * mesh.shape["fsdp"]
+  out = []
+  for begin in range(0, len(everything), size):
+    index = np.minimum(np.arange(begin, begin + size), len(everything) - 1)  # the last one again, where a call is not full
+    b, i, m = np.unravel_index(index, (batch, count, permutations))
+    rows = jax.device_put(jax.tree.map(np.int32, (tokens[b], orders[b, i, m], targets[b, i])), sharding.batch_sharding(mesh))
+    out.append(np.asarray(_next_nll(model, mesh, params, *rows)))
+  return np.concatenate(out)[: len(everything)].reshape(batch, count, permutations)
+
+
+@functools.partial(jax.jit, static_argnames=("model", "mesh"))
+def _next_nll(model, mesh, params, tokens, orders, places):
+  with sharding.on_mesh(mesh):
+    nll = objectives.next_nll(model, params, tokens, orders, places)
+  return jax.lax.with_sharding_constraint(nll, sharding.replicated(mesh))
 
 
 def _reused(chains: np.ndarray, ends: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -23,7 +24,9 @@ from aogpt_jax.evaluation import likelihood
 from aogpt_jax.evaluation import mdm_gap
 from aogpt_jax.run import Run
 
-SEED = 0  # of all orders and permutations
+
+# By what it is done for, batches of tokens and lengths, and who is to be told how many sequences are done.
+Batches = Callable[[str], tuple[Iterator[tuple[np.ndarray, np.ndarray]], Callable[[int], None]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,18 +44,22 @@ def label(spec: str) -> str:
 
 
 def report(run: Run, params: Any) -> Report:
-  """All that config.eval asks for, of the whole text that it names."""
+  """All that config.eval asks for, of the text that it names."""
+  return score(run, params, functools.partial(_batches, run, run.evaluated, run.split, run.config.eval.limit))
+
+
+def score(run: Run, params: Any, batches: Batches) -> Report:
+  """All that config.eval asks for, of any text."""
   config = run.config.eval
-  shared = dict(mesh=run.mesh, num_targets=config.targets, seed=SEED, lanes=config.lanes)
-  scored = lambda what: _batches(run, run.evaluated, run.split, 0, what)
-  likelihoods = _likelihoods(run, params, *scored("evaluating"))
+  shared = dict(mesh=run.mesh, num_targets=config.targets, seed=config.seed, lanes=config.lanes)
+  likelihoods = _likelihoods(run, params, *batches("evaluating"))
   ensembles, gaps = {}, None
   if config.ensemble > 1:
-    batches, progress = scored("averaging over contexts of")
-    ensembles = ensemble.evaluate(run.model, params, batches, num_contexts=config.ensemble, progress=progress, **shared)
+    rows, progress = batches("averaging over contexts of")
+    ensembles = ensemble.evaluate(run.model, params, rows, num_contexts=config.ensemble, progress=progress, **shared)
   if config.gap:
-    batches, progress = scored("comparing contexts of")
-    gaps = mdm_gap.evaluate(run.model, params, batches, mixture_size=config.gap, progress=progress, **shared)
+    rows, progress = batches("comparing contexts of")
+    gaps = mdm_gap.evaluate(run.model, params, rows, mixture_size=config.gap, progress=progress, **shared)
   return Report(likelihoods, ensembles, gaps)
 
 
@@ -75,9 +82,10 @@ def _batches(
 def _likelihoods(run, params, batches, progress):
   config = run.config.eval
   repeats = {spec: 1 if orders.is_single(spec) else config.orders for spec in config.distributions}
+  masks = config.masks if run.config.model.architecture == "encoder" else 0
   results = likelihood.evaluate(
-      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, seed=SEED,
-      progress=progress)
+      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, masks=masks,
+      seed=config.seed, progress=progress)
   return {label(spec): result for spec, result in results.items()}
 
 
@@ -101,7 +109,7 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   add("unigram entropy of the text", entropies.unigram)
   add("bigram entropy of the text", entropies.bigram)
   for name, r in found.likelihoods.items():
-    several = f", {r.orders} orders a sequence" if r.orders > 1 else ""
+    several = f", {r.orders} orders a sequence" if r.orders > 1 else f", {r.masks} masks a sequence" if r.masks else ""
     add(name.replace("_", " ") + several, r.nats_per_token, r.stderr_sequences)
     if r.orders > 1:
       add(f"  bound of {r.orders} orders at once", r.iw_nats_per_token, r.iw_stderr_sequences)
@@ -127,13 +135,26 @@ def aligned(rows: list[tuple[str, ...]]) -> list[str]:
           for row in rows]
 
 
+def markdown(rows: list[tuple[str, ...]]) -> str:
+  """A table in Markdown; the first row is its head."""
+  lines = [" | ".join(row) for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
+  return "\n".join(f"| {line} |" for line in lines)
+
+
+def finite(value: Any) -> Any:
+  """The same with None for each number that JSON does not have."""
+  if isinstance(value, dict):
+    return {k: finite(v) for k, v in value.items()}
+  return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> pathlib.Path:
   """All figures of an evaluation with what they were computed from, in the run's workdir; returns the path."""
   config = run.config.eval
   fields = lambda result: finite(dataclasses.asdict(result))
   record = {
-      "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": "ema",
-      "seed": SEED, "config": run.config.to_dict(),
+      "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": config.weights,
+      "seed": config.seed, "config": run.config.to_dict(),
       "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
       "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
       "mdm_gap": fields(found.gaps) if found.gaps else None}
@@ -157,10 +178,3 @@ def is_done(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> bool:
 def _json_path(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> pathlib.Path:
   name = re.sub(r"\W+", "_", config.eval.source).strip("_") if config.eval.source else config.eval.split
   return workdir / f"eval_{name[-100:]}.json"
-
-
-def finite(value: Any) -> Any:
-  """A value for JSON, which has no nan: null there, in dicts too."""
-  if isinstance(value, dict):
-    return {k: finite(v) for k, v in value.items()}
-  return None if isinstance(value, float) and not math.isfinite(value) else value

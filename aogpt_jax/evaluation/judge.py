@@ -24,6 +24,7 @@ from aogpt_jax.evaluation import text_statistics
 from aogpt_jax.models import gpt2
 
 _SHORTEST = 16  # tokens to which a window is padded at least; above it, to a power of two: few programs
+_NAMED = 5  # texts that a warning names
 _PADDED_ROWS = 128  # a model's table may have up to a multiple of this many rows, of which the tokenizer has no ids
 
 
@@ -171,6 +172,22 @@ def summarise(nats: Sequence[np.ndarray], texts: Sequence[np.ndarray], window: i
       nats_stderr=nats_stderr, token_perplexity=token_perplexity, token_perplexity_stderr=token_perplexity * nats_stderr,
       texts=len(scored), too_short=len(texts) - len(scored), longer_than_window=sum(len(texts[i]) > window for i in scored),
       tokens=tokens, statistics=text_statistics.statistics([texts[i] for i in scored]))
+
+
+def warnings(texts: Sequence[np.ndarray], names: Sequence[str], window: int) -> list[str]:
+  """What the reader of a figure has to know of its texts of token ids, a line for each kind."""
+  kinds = (
+      ("warning", "of fewer than two tokens, and not scored", lambda text: len(text) < 2),
+      ("warning", "one token again and again, of entropy 0", lambda text: len(text) > 1 and (text == text[0]).all()),
+      ("note", f"longer than the judge's window of {window} tokens, and scored in windows {window // 2} tokens apart",
+       lambda text: len(text) > window))
+  lines = []
+  for kind, what, holds in kinds:
+    those = [name for text, name in zip(texts, names) if holds(text)]
+    if those:
+      more = f" and {len(those) - _NAMED} more" if len(those) > _NAMED else ""
+      lines.append(f"{kind}: {len(those)} of {len(texts)} texts are {what}: {', '.join(those[:_NAMED])}{more}")
+  return lines
 
 
 @functools.partial(jax.jit, static_argnames=("model", "mesh"))

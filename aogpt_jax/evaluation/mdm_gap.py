@@ -1,4 +1,4 @@
-"""What a decoder's likelihood owes to the order of its contexts: the gap between the any-order and the masked-diffusion loss.
+"""What a model's likelihood owes to the order of its contexts: the gap between the any-order and the masked-diffusion loss.
 
 A triple is a sequence x, an ordered context E = sigma(<k) and a position j outside of it, with k ~ U{0..n-1}, sigma uniform and
 j uniform among the rest: sigma(k). L_AO is the mean of nll(E, j) = -log p(x_j | x_E in order E) over triples. A masked diffusion
@@ -8,7 +8,7 @@ chooses an order for the set:
 * random: a uniform one. L_MDM - L_AO is 0 in expectation, for any model;
 * sorted: left to right. L_MDM - L_AO may have either sign;
 * mixture: p averaged over E and M - 1 permutations of it. L_MDM - L_AO is at most 0 in expectation, and 0 for a model that
-  ignores the order of its context, as an encoder does.
+  ignores the order of its context, as an encoder does: all of its differences are 0.
 
 These tell formulation from architecture (Xue et al., arXiv 2506.19935); `sorted` is the test that its reviewers asked for.
 """
@@ -60,14 +60,15 @@ def evaluate(
     model: nn.Module, params: Any, batches: Iterable[tuple[np.ndarray, np.ndarray]], *, mesh: Mesh, mixture_size: int = 8,
     num_targets: int = 0, seed: int = 0, lanes: int = contexts.LANES, progress: Callable[[int], None] = lambda sequences: None,
 ) -> Gaps:
-  """The gaps of a decoder on held-out sequences.
+  """The gaps of a model on held-out sequences.
 
   The triples of a sequence have one sigma, and each k at most once.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     mixture_size: M of `mixture`, at least 2.
     num_targets: triples of each sequence, with k drawn without replacement; 0: one for every k.
@@ -76,12 +77,14 @@ def evaluate(
     progress: called with the number of sequences scored so far.
 
   Raises:
-    ValueError: no sequences, or numbers out of range.
+    ValueError: no sequences, sequences that do not fill their row, or numbers out of range.
   """
   if mixture_size < 2 or num_targets < 0:
     raise ValueError(f"mixture_size is {mixture_size} and num_targets is {num_targets}; they must be at least 2 and 0.")
   own, permuted, ascending = [], [], []
   for d in draws.draw(model, params, batches, mesh=mesh, num_visits=mixture_size - 1, num_targets=num_targets, seed=seed):
+    if d.lengths.min() < d.tokens.shape[1]:
+      raise ValueError(f"a sequence has {d.lengths.min()} tokens; the gap is of whole blocks of {d.tokens.shape[1]}.")
     natural = np.broadcast_to(np.arange(d.tokens.shape[1], dtype=d.visits.dtype), (len(d.tokens), 1, d.tokens.shape[1]))
     d = dataclasses.replace(d, visits=np.concatenate([d.visits, natural], axis=1))
     nll = draws.score(model, params, d, mesh=mesh, lanes=lanes)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from aogpt_jax import attention
+from aogpt_jax import sharding
 
 INIT_STD = 0.02
 # {"k": [B, H, K, T], "v": [B, H, T, K]}: the layouts in which both products of attention read their operand as it lies.
@@ -43,6 +44,29 @@ def sinusoids(rms: float) -> nn.initializers.Initializer:
     return (rms * 2**0.5 * jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], axis=1)).astype(dtype)
 
   return init
+
+
+def stack(block: type[nn.Module], layers: int, *, remat: bool, scan: bool) -> type[nn.Module]:
+  """So many of a block one after another: called with the entries and what all of them are given.
+
+  Their parameters are stacked, [L, ...], whether the loop over them is compiled as a loop (`scan`) or unrolled.
+  """
+  return nn.scan(
+      nn.remat(block, prevent_cse=not scan) if remat else block,
+      variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=layers,
+      unroll=1 if scan else layers, metadata_params={nn.PARTITION_NAME: "layers"},
+  )
+
+
+def cast_for_use(params: Any, dtype: Any) -> Any:
+  """The parameters, with those that only matmuls and table lookups read cast once, as these would at each call."""
+
+  def cast(path, x):
+    kind = path[-1].key
+    x = x.astype(dtype) if kind in ("kernel", "embedding") else x
+    return sharding.keep_whole(x) if kind == "embedding" else x
+
+  return jax.tree_util.tree_map_with_path(cast, params)
 
 
 class Embed(nn.Module):

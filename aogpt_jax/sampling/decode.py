@@ -1,7 +1,10 @@
-"""Cached decoding along a plan: several tokens a forward pass, in any order, in a jitted loop over the passes.
+"""Decoding along a plan: several tokens a forward pass, in any order, in a jitted loop over the passes.
 
 passes.py says which entries a pass runs. All that changes from pass to pass is data, so that a loop of one compiled program runs them,
 with the cache in place. The cache grows in a few steps, since what a pass costs is soon the reading of it; each size is a program.
+
+An encoder has no cache. Each of its passes runs the whole block, in which what is not drawn yet is masked, and asks for the logits
+of what it reveals: ancestral sampling of a masked diffusion model. Steps that reveal nothing have no pass.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +20,7 @@ from jax.sharding import Mesh
 import numpy as np
 
 from aogpt_jax import sharding
+from aogpt_jax.models import encoder
 from aogpt_jax.sampling import filters as filters_lib
 from aogpt_jax.sampling import passes as passes_lib
 from aogpt_jax.sampling import plan as plan_lib
@@ -38,7 +42,7 @@ class Samples:
     steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
     evaluations: steps that drew a token of any sample: the number of function evaluations that papers report.
     passes: forward passes that were run, the one over the given tokens not counted. Fewer than `evaluations` where samples have
-      tokens to draw in different steps, since they don't wait for each other; more where groups go through in pieces.
+      tokens to draw in different steps, since they don't wait for each other; more where a decoder's groups go through in pieces.
   """
 
   tokens: np.ndarray
@@ -59,7 +63,7 @@ def sample(
   more; binomial counts need a few numbers of entries, all powers of two.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters.
     plan: from `plan.make_plan`, of length L <= T.
     tokens: int [B, L], the given tokens at their positions; ignored elsewhere.
@@ -91,11 +95,13 @@ def stream(
   for name, value in (("contexts", contexts), ("parts", parts)):
     if value < 1:
       raise ValueError(f"{name} is {value}; it must be at least 1.")
+  if contexts > 1 and isinstance(model, encoder.Encoder):
+    raise ValueError(f"contexts is {contexts}; the orders of the known tokens are one and the same to an encoder: give 1.")
   return _stream(model, params, plan, np.asarray(tokens), keys, filters, contexts, mesh, parts)
 
 
 def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
-  passes = passes_lib.make_passes(plan.known, plan.counts)
+  passes = _make_passes(model, plan.known, plan.counts)
   (batch, length), orders, known = plan.orders.shape, plan.orders, plan.known
   drawn = np.where(np.arange(length) < known[:, None], np.take_along_axis(tokens, orders, axis=1), 0).astype(np.int32)
   if not len(passes):
@@ -120,8 +126,8 @@ def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
     if cache is None:
       prefix = int(known.max())
       prefix = min(1 << prefix.bit_length(), CACHE_STEP, length) if prefix < CACHE_STEP else _rounded(prefix, length)
-      cache = programs.prefill(prefix if known.any() else 0, slots, prepared, orders, drawn)
-    elif cache[0]["v"].shape[2] < slots:
+      cache = programs.prefill(prefix if known.any() and passes.width else 0, slots, prepared, orders, drawn)
+    elif cache and cache[0]["v"].shape[2] < slots:
       shorter, cache = list(cache), ()
       while shorter:  # layer by layer: there is no memory for two whole caches
         cache += (programs.grow(slots, shorter.pop(0)),)
@@ -131,6 +137,11 @@ def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
     begin = end
     if end in shown:
       yield _samples(plan, passes, end, *(_fetch(x)[:batch, :length] for x in (drawn, log_probs)))
+
+
+def _make_passes(model: nn.Module, known: np.ndarray, counts: np.ndarray) -> passes_lib.Passes:
+  make = passes_lib.make_whole_passes if isinstance(model, encoder.Encoder) else passes_lib.make_passes
+  return make(known, counts)
 
 
 def _stages(passes: passes_lib.Passes, length: int, shown: set[int]) -> list[tuple[int, int]]:
@@ -179,18 +190,18 @@ def _samples(plan: plan_lib.Plan, passes: passes_lib.Passes, done: int, drawn: n
 def decode_logits(
     model: nn.Module, params: Any, tokens: jax.Array, orders: jax.Array, groups: Sequence[int]
 ) -> jax.Array:
-  """Teacher-forced cached decoding: the logits that `sample` would draw from, if it drew the true tokens.
+  """Teacher-forced decoding: the logits that `sample` would draw from, if it drew the true tokens.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     params: its parameters.
     tokens: int [B, N], the true tokens in natural order.
     orders: int [B, S], S <= N <= T.
     groups: how many tokens each step reveals; they sum to S.
 
   Returns:
-    float32 [B, S, V] in generation order. With groups of 1 these are the logits of the full forward pass; with larger ones, entry i
-    of a group that starts at l does not see the tokens from l on.
+    float32 [B, S, V] in generation order. With groups of 1 these are the logits of a decoder's full forward pass; with larger ones, entry
+    i of a group that starts at l does not see the tokens from l on.
 
   Raises:
     ValueError: groups that do not sum to S.
@@ -199,7 +210,7 @@ def decode_logits(
   batch, length = np.shape(orders)
   if min(groups, default=0) < 1 or sum(groups) != length:
     raise ValueError(f"groups {groups} must be at least 1 each and sum to the {length} entries of orders.")
-  passes = passes_lib.make_passes(np.zeros(batch, int), np.array(groups)[:, None].repeat(batch, axis=1))
+  passes = _make_passes(model, np.zeros(batch, int), np.array(groups)[:, None].repeat(batch, axis=1))
   slots = max(length, int(passes.slots[-1]))
   return _decode_logits(model, passes.width, passes.asked, slots, params, jnp.asarray(tokens, jnp.int32),
                         jnp.asarray(orders, jnp.int32), jnp.asarray(passes.table))
@@ -234,7 +245,7 @@ def trace_last(
   """The programs at the end of `stream`, where the cache is longest, to be compiled ahead of time; the devices need not be there.
 
   Args:
-    model: a decoder.
+    model: a decoder or an encoder.
     mesh: over whose data and fsdp axes the samples are split.
     prepared: what `trace_prepare` returns, as ShapeDtypeStructs with their shardings.
     plan: from `plan.make_plan`.
@@ -244,7 +255,7 @@ def trace_last(
   Returns:
     "run", the loop over passes, and, where there are shorter caches before, "grow", the last growth of the cache of a layer.
   """
-  programs, passes = _programs(model, mesh), passes_lib.make_passes(plan.known, plan.counts)
+  programs, passes = _programs(model, mesh), _make_passes(model, plan.known, plan.counts)
   batch, length = plan.orders.shape
   batch += -batch % (mesh.shape["data"] * mesh.shape["fsdp"])
   rows = lambda dtype, *shape: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding.batch_sharding(mesh))
@@ -347,12 +358,24 @@ def _run(model, width, asked, contexts, prepared, filters, keys, orders, table, 
 
 def _forward(model, width, asked, prepared, orders, drawn, row, cache):
   """One pass, the `row` [5, B] of the table: logits [B, asked, V] of the queries, and the new cache."""
+  if isinstance(model, encoder.Encoder):
+    return _whole(model, asked, prepared, orders, drawn, row), cache
   write, fills, _, start, place = (x[:, None] for x in row)
   entry = jnp.arange(width)
   is_fill = entry < fills
   held = jnp.where(is_fill, write + entry, start)
   targets = jnp.where(is_fill, write + entry, place + entry - fills)
   return _extend(model, prepared, orders, drawn, cache, held, targets, write[:, 0], asked=fills + jnp.arange(asked))
+
+
+def _whole(model, asked, prepared, orders, drawn, row):
+  """Logits [B, asked, V] by an encoder, from the tokens before the group."""
+  start, place = row[3][:, None], row[4][:, None]
+  place_of = jnp.argsort(orders, axis=1)
+  known = jnp.take_along_axis(drawn, place_of, axis=1)
+  # Places past the end are padding, which nobody reads.
+  targets = jnp.take_along_axis(orders, jnp.minimum(place + jnp.arange(asked), orders.shape[1] - 1), axis=1)
+  return model.apply({"params": prepared}, jnp.where(place_of < start, known, model.mask_id), targets)
 
 
 def _average(model, asked, contexts, prepared, orders, drawn, start, place, keys, logits, vocab_size):

@@ -22,7 +22,7 @@ class Passes:
   """N forward passes over up to `width` entries of each sample; int32 [N, B] each.
 
   Attributes:
-    width: entries of a sample in a pass, those that are padding included.
+    width: entries of a sample in a pass, those that are padding included; 0 where passes run the whole sequence.
     asked: the most queries of a sample in a pass, or more.
     regular: whether most passes use all of `width`; else it is rounded up.
     write: the slot that the first entry enters; the others follow it.
@@ -98,6 +98,23 @@ def make_passes(known: np.ndarray, counts: np.ndarray) -> Passes:
       width=width, asked=asked if regular else min(_rounded_up(asked), width) if alike else width, regular=regular,
       write=table((start - fills)[group] + begin), fills=table(piece_fills), queries=table(queries), start=table(start[group]),
       place=table(start[group] + np.maximum(begin - fills[group], 0)))
+
+
+def make_whole_passes(known: np.ndarray, counts: np.ndarray) -> Passes:
+  """The passes of a plan for a model without a cache: each runs the whole sequence and reveals the next group of each sample.
+
+  Args:
+    known: int [B], tokens given.
+    counts: int [N, B], tokens of each sample that are revealed at once, group after group.
+  """
+  # The groups that there are of each sample, before those that are empty.
+  order = np.argsort(counts == 0, axis=0, kind="stable")
+  queries = np.take_along_axis(counts, order, axis=0)[: int((counts > 0).sum(axis=0).max(initial=0))].astype(np.int32)
+  start = (known + np.cumsum(queries, axis=0) - queries).astype(np.int32)
+  nothing = np.zeros_like(queries)
+  # Logits cost less than the pass: rounded up, they need few programs.
+  return Passes(width=0, asked=_power_of_two(queries.max(initial=1)), regular=True, write=nothing, fills=nothing, queries=queries,
+                start=start, place=start)
 
 
 def _cheapest_width(entries: np.ndarray, sample: np.ndarray, batch: int) -> int:

@@ -77,7 +77,7 @@ def generate(
   drawn, `batch_size` and the devices change it by the rounding of floats at most.
 
   Args:
-    model: a decoder, of blocks of T tokens.
+    model: a decoder or an encoder, of blocks of T tokens.
     params: its parameters.
     tokenizer: of the text that the model was trained on.
     prompts: one or several, of any lengths: texts, in which [[n]] stands for n tokens to be drawn, or `Prompt(tokens, known)`

@@ -18,14 +18,14 @@ PEAK_FLOPS = {
 
 
 def per_token(config: ml_collections.ConfigDict) -> float:
-  """Model FLOPs of forward and backward pass per token: 6 per matmul weight, and causal attention.
+  """Model FLOPs of forward and backward pass per token: 6 per matmul weight, and attention.
 
   Embedding look-ups count nothing, nor do the modulation tables, which are computed once per position and not per token;
-  attention counts the half of the scores that a causal mask leaves. Recomputation counts nothing.
+  of a decoder's attention, the half of the scores counts that its mask leaves. Recomputation counts nothing.
   """
   m = config.model
   weights = m.layers * 12 * m.width**2 + m.width * m.vocab_size
-  attention = 6 * m.layers * m.block_size * m.width
+  attention = (6 if m.architecture == "decoder" else 12) * m.layers * m.block_size * m.width
   return 6 * weights + attention
 
 

@@ -1,7 +1,7 @@
 """The training state and the one jitted step, shared by training and ahead-of-time compilation.
 
-A step is a pure function of state and batch: its token orders come from the seed, the number of updates done and the global
-rows, so that nothing random has to be saved.
+A step is a pure function of state and batch: its token orders or masks come from the seed, the number of updates done and the
+global rows, so that nothing random has to be saved.
 """
 
 from collections.abc import Callable
@@ -58,22 +58,22 @@ def make_trainer(
   """
   schedule = schedule or optimizer.learning_rate(config)
   tx = optimizer.make_optimizer(config, schedule)
+  objective = objectives.OBJECTIVES[config.objective]
 
   def init() -> TrainState:
     params = nn.unbox(init_params(model, config.seed))
     # The average is a copy: a state that is donated must not hold a buffer twice.
     return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params))
 
-  def loss_fn(params, tokens, sigma):
+  def loss_fn(params, tokens, drawn):
     with sharding.on_mesh(mesh):
-      return objectives.any_order_nll(model, params, tokens, sigma).mean()
+      return objective.nats(model, params, tokens, drawn).mean()
 
   def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
     batch_size, length = tokens.shape
     rows = jax.lax.with_sharding_constraint(jnp.arange(batch_size), sharding.batch_sharding(mesh))
-    key = order_key(config.seed)
-    sigma = orders.draw(config.orders, key, state.step, rows, length)
-    loss, grads = mean_gradient(jax.value_and_grad(loss_fn), state.params, tokens, sigma, config.micro_batches, mesh)
+    drawn = objective.draw(config.orders, order_key(config.seed), state.step, rows, length)
+    loss, grads = mean_gradient(jax.value_and_grad(loss_fn), state.params, tokens, drawn, config.micro_batches, mesh)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = optimizer.update_ema(state.ema, params, state.step + 1, config.optimizer.ema_decay)
@@ -106,26 +106,26 @@ def init_params(model: nn.Module, seed: int) -> Any:
 
 
 def order_key(seed: int) -> jax.Array:
-  """The key of the training orders, for `orders.draw`."""
+  """The key of what is drawn in training, for the `draw` of an objective."""
   return jax.random.split(orders.root_key(seed))[1]
 
 
 def mean_gradient(
-    value_and_grad: Callable[..., tuple[jax.Array, Any]], params: Any, tokens: jax.Array, sigma: jax.Array,
+    value_and_grad: Callable[..., tuple[jax.Array, Any]], params: Any, tokens: jax.Array, drawn: Any,
     micro_batches: int, mesh: Mesh,
 ) -> tuple[jax.Array, Any]:
   """Loss and gradient of the whole batch, computed in `micro_batches` equal parts one after another."""
   if micro_batches == 1:
-    return value_and_grad(params, tokens, sigma)
+    return value_and_grad(params, tokens, drawn)
 
   def split(x):
     # Part m takes the rows m, m + M, m + 2M, ...: each device keeps its rows, and no data moves between devices.
-    x = x.reshape(-1, micro_batches, x.shape[-1]).swapaxes(0, 1)
+    x = x.reshape(-1, micro_batches, *x.shape[1:]).swapaxes(0, 1)
     return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P(None, ("data", "fsdp"))))
 
   def add(total, part):
     return jax.tree.map(jnp.add, total, value_and_grad(params, *part)), None
 
   zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-  total, _ = jax.lax.scan(add, zero, (split(tokens), split(sigma)))
+  total, _ = jax.lax.scan(add, zero, jax.tree.map(split, (tokens, drawn)))
   return jax.tree.map(lambda x: x / micro_batches, total)
