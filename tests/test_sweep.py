@@ -21,7 +21,7 @@ from conftest import ROOT, make_command
 
 VARIANTS = str(ROOT / "tests" / "configs" / "words_variants.py")
 CHANGES = ("steps=8", "micro_batches=1", "eval.every_steps=8", "eval.distributions=('uniform',)", "checkpoint.every_steps=2",
-           "sample.orders=('uniform',)", "sample.length=4", "model.scan_layers=True")
+           "sample.orders=('uniform',)", "sample.length=4")
 
 
 def base_config(path):
