@@ -18,6 +18,7 @@ from ml_collections import config_flags
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import memory
 from aogpt_jax import run as run_lib
 from aogpt_jax.data import baselines
 from aogpt_jax.evaluation import generative
@@ -36,6 +37,7 @@ _MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains,
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
+  memory.keep_freed()
   sys.stdout.reconfigure(errors="replace")  # texts have characters that not every terminal has
   path = _config_path(config_flags.get_config_filename(flags.FLAGS["config"]))
   if not flags.FLAGS["verbosity"].present:

@@ -8,8 +8,10 @@ them. Started again, units that have been evaluated at their last step are passe
 checkpoint.
 """
 
+import collections
 from collections.abc import Sequence
 import dataclasses
+import os
 import pathlib
 import re
 import runpy
@@ -31,6 +33,7 @@ from aogpt_jax import console
 from aogpt_jax import main as main_lib
 from aogpt_jax.evaluation import held_out
 
+JOBS = flags.DEFINE_integer("jobs", 1, "Units that run at the same time, each on its share of the cores.", lower_bound=1)
 _PRINT = flags.DEFINE_bool("print", False, "Print a launch command for each unit that is left, and run none.")
 
 
@@ -90,33 +93,66 @@ def _changed(config: ml_collections.ConfigDict, fields: dict[str, Any]) -> ml_co
   return config
 
 
-def run(waiting: Sequence[Unit]) -> dict[str, int]:
-  """Runs units one after another; returns the exit status of those that failed by their names."""
-  failed, stopped, process, begin = {}, [], None, time.monotonic()
+def run(waiting: Sequence[Unit], jobs: int = 1) -> dict[str, int]:
+  """Runs units one after another, or so many at the same time; returns the exit status of those that failed by their names.
+
+  At the same time, each has its share of the cores, and says what it says into log.txt of its workdir.
+  """
+  failed, stopped, running, left, begin = {}, [], {}, collections.deque(waiting), time.monotonic()
+  cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
   def stop(*_):  # raises nothing: a process could be there already and not yet be known
     stopped.append(True)
-    if process:
+    for _, process in running.values():
       process.terminate()
 
   signal.signal(signal.SIGTERM, stop)
-  for i, unit in enumerate(waiting):
-    left = f", {console.duration((time.monotonic() - begin) / i * (len(waiting) - i))} left" if i else ""
-    console.say(f"\nsweep: {unit.name}, {i + 1} of {len(waiting)}{left}")
-    process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
-    if stopped:
-      process.terminate()
-    try:
-      status = process.wait()
-    except KeyboardInterrupt:  # of the terminal, which has told the process too
+  try:
+    while (left and not stopped) or running:
+      while left and len(running) < jobs and not stopped:
+        slot, unit = min(set(range(jobs)).difference(running)), left.popleft()
+        finished = len(waiting) - len(left) - len(running) - 1
+        per_unit = (time.monotonic() - begin) / max(finished, 1)
+        eta = f", {console.duration(per_unit * (len(left) + len(running) + 1))} left" if finished else ""
+        console.say(f"\nsweep: {unit.name}, {len(waiting) - len(left)} of {len(waiting)}{eta}")
+        share = cores[slot::jobs] if jobs > 1 else cores
+        running[slot] = unit, _start(unit, share or cores, to_log=jobs > 1)
+        if stopped:
+          stop()
+      for slot, (unit, process) in list(running.items()):
+        if process.poll() is None:
+          continue
+        del running[slot]
+        if process.returncode and not stopped:
+          failed[unit.name] = process.returncode
+          where = f"{unit.workdir}/log.txt" if jobs > 1 else "above"
+          console.say(f"sweep: {unit.name} failed with status {process.returncode}; why is {'in ' * (jobs > 1)}{where}, and "
+                      f"{unit.workdir} keeps what it has done")
+      time.sleep(0.1)
+  except KeyboardInterrupt:  # of the terminal, which has told the processes too
+    for _, process in running.values():
       process.wait()
-      raise
-    if stopped:
-      sys.exit("terminated; the same command goes on")
-    if status:
-      failed[unit.name] = status
-      console.say(f"sweep: {unit.name} failed with status {status}; why is above, and {unit.workdir} keeps what it has done")
+    raise
+  if stopped:
+    sys.exit("terminated; the same command goes on")
   return failed
+
+
+def _start(unit: Unit, cores: Sequence[int], to_log: bool) -> subprocess.Popen:
+  """The process of a unit, on these cores."""
+  command = [sys.executable, "-m", "aogpt_jax.main", *unit.arguments]
+  if not to_log:
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL)
+  unit.workdir.mkdir(parents=True, exist_ok=True)
+  before = os.sched_getaffinity(0) if cores else ()
+  with open(unit.workdir / "log.txt", "a", encoding="utf-8") as log:
+    if cores:
+      os.sched_setaffinity(0, cores)  # what the process inherits
+    try:
+      return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+    finally:
+      if cores:
+        os.sched_setaffinity(0, before)
 
 
 def main(argv: list[str]) -> None:
@@ -140,7 +176,7 @@ def main(argv: list[str]) -> None:
     return
   console.say(f"sweep: {done} in {workdir}")
   try:
-    failed = run(waiting)
+    failed = run(waiting, JOBS.value)
   except KeyboardInterrupt:
     sys.exit("interrupted; the same command goes on")
   if failed:

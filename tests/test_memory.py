@@ -1,0 +1,34 @@
+"""Freed memory stays in the process: it is not faulted in again."""
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from conftest import ROOT
+
+SCRIPT = """
+import resource, sys
+import numpy as np
+from aogpt_jax import memory
+if sys.argv[1] == "kept":
+  memory.keep_freed()
+faults = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for i in range(10):
+  if i == 2:
+    before = faults()
+  blocks = [np.ones(3 << 20) for _ in range(4)]  # 24 MiB each, which live at the same time
+  del blocks
+print(faults() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tells glibc's malloc what to do")
+def test_blocks_that_are_allocated_again_are_not_faulted_in_again():
+  def faults(how):
+    return int(subprocess.run([sys.executable, "-c", SCRIPT, how], cwd=ROOT, capture_output=True, text=True, check=True).stdout)
+
+  given_back, kept = faults("given back"), faults("kept")
+  assert given_back > 8 * 4 * 3 * 8 * 200  # at least most of the pages of 4 KiB of all blocks
+  assert kept < given_back / 20
