@@ -30,8 +30,8 @@ EXTRAS = {
     # preparing data sets of the TFDS catalogue, those of Hugging Face among them; reading prepared ones needs nothing
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.4"],  # for what will read checkpoints of the PyTorch code
-    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # for what will exchange models with the hub
-    "test": ["pytest>=8"],
+    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # GPT-2's weights, and downloading them by name
+    "test": ["pytest>=8", "safetensors>=0.5"],
 }
 
 setuptools.setup(

@@ -14,6 +14,7 @@ from ml_collections import config_dict
 
 from aogpt_jax import orders
 from aogpt_jax.data import tokenizers
+from aogpt_jax.data import zero_shot
 
 
 # Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
@@ -32,7 +33,7 @@ def default_config() -> ml_collections.ConfigDict:
       steps=250_000,  # updates in all; a run that is started again goes on to this number
       batch_size=1024,  # sequences per update, over all devices and micro-batches
       micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
-      orders="mix(0.1)",  # distribution of the training orders: see aogpt_jax/orders.py for the names
+      orders="mix(0.1)",  # distribution of the training orders, or a schedule of it: see aogpt_jax/orders.py for the names
       # What training minimises: of a decoder any_order; of an encoder ao (RADD), whose known tokens are the beginning of such an
       # order, lambda_dce (MDLM, MD4) or score_entropy (SEDD), which mask each token by itself; see aogpt_jax/objectives.py.
       objective="any_order",
@@ -45,9 +46,16 @@ def default_config() -> ml_collections.ConfigDict:
           vocab_size=50304,  # V, rows of the token table: the tokenizer's ids, padded; padding is never sampled
           num_tokens=0,  # V', of an encoder: the tokenizer's ids, and its mask's id; 0: those of bytes or gpt2
           cond_width=128,  # C, width of the target-position table
-          target="adaln",  # how an entry is told its target position
+          # How an entry is told its target position: adaln; or a row of width D that is added to the input (input), the same one
+          # again before every layer (layer_shared), or one of another table before each (layer_distinct).
+          target="adaln",
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
-          position_init="normal",  # of the position and target tables: normal is the paper's; sinusoid learns sooner
+          norm="rms",  # of the blocks and before the head: rms, or layer, as sigma-GPT
+          qk_norm=True,  # RMSNorm on queries and keys
+          tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
+          bias=True,  # in all Dense layers and LayerNorms
+          weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, as sigma-GPT's
+          position_init="normal",  # of position and target tables: normal, as other weights, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
@@ -68,7 +76,7 @@ def default_config() -> ml_collections.ConfigDict:
           ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
       ),
       data=c(
-          source="tfds:huggingface:openwebtext",  # stdlib | stdlib_source | files:GLOB | tfds:NAME; see data/sources.py
+          source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
@@ -97,16 +105,44 @@ def default_config() -> ml_collections.ConfigDict:
           every_steps=2000,  # updates
           batch_size=64,  # sequences
           sequences=1024,  # at most, spread evenly over the split; 0: all
-          distributions=("left_to_right", "uniform"),  # of the orders in which the text is scored: names as for training orders
+          # Of the orders in which the text is scored: names as for training orders, but no schedules.
+          distributions=("left_to_right", "uniform"),
           orders=4,  # R, orders per sequence of a distribution that has several; K of the importance-weighted bound
           masks=16,  # passes per sequence from which an encoder's likelihood in uniform order is estimated; 0: T passes an order
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
+          limit=0,  # sequences, at most, spread evenly over the split; 0: all
           source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
           ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
           lanes=32,  # contexts that a device runs at the same time for them; each needs the cache of a sequence
+          weights="ema",  # ema | raw: the moving average of the parameters, or those of the last update
+          seed=0,  # of all orders and permutations, also at the evaluations during training
+          zero_shot=c(  # where it names data sets, --mode=eval scores these and nothing of the run's own
+              datasets=(),  # lambada, wikitext2, ptb, wikitext103, lm1b; of TFDS, or NAME=FILE in its published format
+              models=("run",),  # run, and gpt2:NAME or gpt2:DIRECTORY for GPT-2 of Hugging Face
+              recipe="sedd",  # sedd as the published figures, which drops remainders; exact scores every token
+              detokenize=True,  # by the rules of each data set
+              end_of_text=True,  # the boundary after each row
+              split="",  # of TFDS data sets, as train or test[:10%]; "": what the protocol scores
+              shards=8,  # of the recipe sedd: parts of the data set, and rows of them that are packed together
+              map_batch=1000,
+          ),
+          # With a judge, generated texts are measured, of files or, where there are steps, of a sweep; for them, --mode=eval needs no
+          # other text, and takes none.
+          generative=c(
+              judge="",  # gpt2 | gpt2-medium | gpt2-large | gpt2-xl | ORGANISATION/NAME | directory of such a model; "": none
+              dtype="float32",  # of the judge's matmuls: float32 or bfloat16
+              tokenizer="gpt2",  # the judge's: gpt2 | path of a tiktoken rank file
+              batch_size=8,  # texts scored at once, at most
+              samples="",  # glob: .jsonl with a field "text", any other file is a text; "": the run's samples.jsonl
+              steps=(),  # S of each column of the sweep, as (64, 128); (): no sweep
+              filters=((1.0, 1.0), (0.95, 0.9), (0.95, 0.7)),  # (top_p, temperature) of each row
+              seeds=1,  # for each, from sample.seed on
+              num_samples=64,  # texts drawn for each
+              order="uniform",  # of generation; what is not said here is as in `sample`, but for prompts
+          ),
       ),
       sample=c(
           num_samples=2,  # texts drawn for each prompt and order; at each evaluation without a prompt
@@ -114,7 +150,8 @@ def default_config() -> ml_collections.ConfigDict:
           prompt="",  # not at evaluations: a text in which [[n]] stands for n tokens to be drawn; see sampling/prompts.py
           prompt_file="",  # instead of prompt: a file with a prompt a line, or .jsonl with a field "prompt"; - standard input
           length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
-          orders=("left_to_right", "uniform"),  # of generation: names as for training orders, or explicit((3, 0, 2, 1))
+          # Of generation: names as for training orders, or explicit((3, 0, 2, 1)), but no schedules.
+          orders=("left_to_right", "uniform"),
           steps=0,  # S, in which a text is drawn; 0: as many as it has tokens
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
           schedule="linear",  # of the noise level over the steps: linear or cosine
@@ -198,14 +235,15 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
-      "eval.orders eval.ensemble eval.lanes sample.num_samples sample.batch_size sample.contexts checkpoint.every_steps "
-      "checkpoint.keep log.every_steps",
+      "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
+      "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
+      "checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
-      "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.targets "
-      "sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
+      "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
+      "eval.targets eval.seed sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
       "0 or more", lambda x: x >= 0)
-  yield from out_of_range("seed sample.seed", "below 2**32", lambda x: x < 2**32)
+  yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
       "above 0", lambda x: x > 0)
@@ -224,17 +262,29 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
       lambda rules: _are_pairs(rules, str, str))
+  yield from out_of_range(
+      "eval.generative.steps", "different numbers of steps, at least 1, as (64, 128)",
+      lambda steps: all(type(s) is int and s >= 1 for s in steps) and len({*steps}) == len(steps))
+  yield from out_of_range(
+      "eval.generative.filters", "different pairs of top_p, from 0 to 1, and temperature, 0 or more, as ((0.95, 0.9),)",
+      lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
+          0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
       ("model.architecture", tuple(OBJECTIVES)),
       ("objective", sum(OBJECTIVES.values(), ())),
-      ("model.target", ("adaln",)),
+      ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
+      ("model.norm", ("rms", "layer")),
+      ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.param_dtype", ("float32", "bfloat16")),
+      ("eval.generative.dtype", ("float32", "bfloat16")),
       ("sample.counts", ("fixed", "binomial")),
       ("sample.schedule", ("linear", "cosine")),
       ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
+      ("eval.weights", ("ema", "raw")),
+      ("eval.zero_shot.recipe", zero_shot.RECIPES),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
 
@@ -246,6 +296,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  if m.gate_init and m.target != "adaln":
+    yield (f"config.model.gate_init: {m.gate_init} is of the gates of adaLN, and config.model.target = {m.target} has none; "
+           "set it to 0.0.")
+  if m.gate_init and not m.bias:
+    yield (f"config.model.gate_init: {m.gate_init} is of the biases of the gates, and config.model.bias = False leaves none; "
+           "set it to 0.0.")
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
@@ -277,13 +333,36 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.eval.targets > m.block_size:
     yield (f"config.eval.targets: {config.eval.targets} is above config.model.block_size = {m.block_size}; make it smaller, or 0 "
            "for all tokens.")
+  g = config.eval.generative
+  if g.samples and g.steps:
+    yield (f"config.eval.generative.samples: {g.samples!r} is given beside config.eval.generative.steps = {g.steps}, for which "
+           "texts are drawn; give one of them.")
+  if config.sample.seed + g.seeds > 2**32:
+    yield (f"config.eval.generative.seeds: {g.seeds} from config.sample.seed = {config.sample.seed} on do not stay below 2**32; "
+           "make one of them smaller.")
+  zero_shot_config = config.eval.zero_shot
+  for spec in zero_shot_config.datasets:
+    try:
+      zero_shot.parse(spec)
+    except ValueError as e:
+      yield f"config.eval.zero_shot.datasets: {e}"
+  for spec in zero_shot_config.models:
+    if spec != "run" and not (spec.startswith("gpt2:") and len(spec) > 5):
+      yield f"config.eval.zero_shot.models: {spec!r} is neither run nor gpt2:NAME; give for example ('run', 'gpt2:gpt2-medium')."
+  if zero_shot_config.datasets and not zero_shot_config.models:
+    yield "config.eval.zero_shot.models: is (); give at least one, as ('run',)."
+  if zero_shot_config.datasets and config.eval.gap:
+    yield f"config.eval.gap: {config.eval.gap} is of whole blocks, not of config.eval.zero_shot.datasets; set it to 0."
   specs = [("orders", config.orders)] + [(f"eval.distributions[{i}]", s) for i, s in enumerate(config.eval.distributions)]
-  specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)]
+  specs += [(f"sample.orders[{i}]", s) for i, s in enumerate(config.sample.orders)] + [("eval.generative.order", g.order)]
   for field, spec in specs:
     try:
       orders.parse(spec)
+      if field != "orders":
+        orders.check_constant(spec)
+      length = config.sample.length if field == "eval.generative.order" else 0
       if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
-        orders.check(spec, m.block_size)
+        orders.check(spec, length or m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
 
@@ -299,8 +378,10 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
     if m.num_tokens:
       yield f"config.model.num_tokens: {m.num_tokens} is of an encoder, and {architecture}; set it to 0."
     return
-  if m.target != "adaln":
-    yield f"config.model.target: {m.target} is of a decoder, and {architecture}; set it to adaln."
+  usual = default_config().model
+  for field in ("target", "norm", "qk_norm", "tied_head", "bias", "weight_init"):
+    if m[field] != usual[field]:
+      yield f"config.model.{field}: {m[field]} is of decoders alone, and {architecture}; set it to {usual[field]}."
   if not m.num_tokens and config.data.tokenizer not in tokenizers.VOCAB_SIZES:  # a checkpoint is to do without the file
     yield (f"config.model.num_tokens: is 0; with config.data.tokenizer = {config.data.tokenizer}, set it to "
            f"{known or 'the number of its ids'}.")
@@ -342,6 +423,14 @@ def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict({name: convert(value) for name, value in fields.items()})
 
 
+def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+  """A config of an older version of this code with the fields that were added since, whose defaults are what it did."""
+  whole = default_config()
+  with whole.unlocked(), whole.ignore_type():
+    whole.update(config)
+  return whole
+
+
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
                   "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
@@ -349,15 +438,16 @@ FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_di
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
   """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
-  a, b = _flat(ours), _flat(theirs)
+  a, b = flat(ours), flat(theirs)
   fixed = [f for f in sorted(a.keys() | b.keys())
            if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
   return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
 
 
-def _flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
-  flat = {}
+def flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:
+  """The values of all fields by their dotted paths, such as "model.width"."""
+  fields = {}
   for name in config:
     value = config[name]
-    flat |= _flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
-  return flat
+    fields |= flat(value, f"{prefix}{name}.") if isinstance(value, config_dict.ConfigDict) else {prefix + name: value}
+  return fields

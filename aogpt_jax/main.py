@@ -3,10 +3,12 @@
 Every field of a config, with its meaning, is in aogpt_jax/config.py.
 """
 
+from collections.abc import Callable
 import pathlib
 import runpy
 import sys
 import traceback
+from typing import Any
 
 from absl import app
 from absl import flags
@@ -18,7 +20,9 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import run as run_lib
 from aogpt_jax.data import baselines
+from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import held_out
+from aogpt_jax.evaluation import zero_shot
 from aogpt_jax.sampling import output
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
@@ -51,7 +55,7 @@ def main(argv: list[str]) -> None:
     sys.exit(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
 
 
-def _parse_flags(argv: list[str]) -> list[str]:
+def parse_flags(argv: list[str]) -> list[str]:
   """absl's parser, with one line instead of a traceback where the config or one of its fields does not exist."""
   arguments = [argument.lstrip("-").partition("=") for argument in argv[1:]]
   names = [name for name, _, _ in arguments]
@@ -95,23 +99,46 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     entropies = baselines.entropies(run.packed, "validation")
     console.say(f"validation text: unigram entropy {entropies.unigram:.4f}, bigram entropy {entropies.bigram:.4f} nats/token")
     state = loop.train(run)
-    params, step = state.ema, int(jax.device_get(state.step))
+    trained = {"ema": state.ema, "raw": state.params}, int(jax.device_get(state.step))
+    load = lambda weights: (trained[0][weights], trained[1])
     written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
     written.append(curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram}))
   else:
-    params, step = checkpoints.load_ema(run.workdir, run.config, run.mesh)
+    load = lambda weights: checkpoints.load_params(run.workdir, run.config, run.mesh, weights)
     written = []
   if mode in ("all", "eval"):
-    entropies = baselines.entropies(run.evaluated, run.split)
-    text = run.config.eval.source or f"{run.config.eval.split} text"
-    report = held_out.report(run, params)
-    console.say(f"\n{text} at step {step:,}, EMA weights\n{held_out.table(report, entropies)}\n")
-    written.append(held_out.write_json(run, step, report, entropies))
+    written += _evaluate(run, load)
   if mode in ("all", "sample"):
+    params, step = load("ema")
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
-    written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh)
+    written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh,
+                           {"weights": "ema", "checkpoint_step": step})
+  if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
+    written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))
 
 
+def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[pathlib.Path]:
+  """Evaluates the texts that the run was opened for; returns the files. `load` gives parameters and their step."""
+  config, written = run.config.eval, []
+  name = {"ema": "EMA", "raw": "raw"}[config.weights]
+  if run.evaluated:
+    params, step = load(config.weights)
+    entropies = baselines.entropies(run.evaluated, run.split)
+    report = held_out.report(run, params)
+    text = config.source or f"{config.split} text"
+    console.say(f"\n{text} at step {step:,}, {name} weights\n{held_out.table(report, entropies)}\n")
+    written.append(held_out.write_json(run, step, report, entropies))
+  if config.zero_shot.datasets:
+    params, step = load(config.weights) if "run" in config.zero_shot.models else (None, None)
+    scores = zero_shot.evaluate(run, params)
+    of_run = f" at step {step:,}, {name} weights" if step is not None else ""
+    perplexities, details = zero_shot.tables(scores)
+    tables = ["\n".join(held_out.aligned(perplexities)), *zero_shot.remarks(run, scores), "\n".join(held_out.aligned(details))]
+    console.say("\n\n".join([f"\nzero-shot perplexity{of_run}\n" + tables[0], *tables[1:]]) + "\n")
+    written += zero_shot.write(run, step, scores)
+  return written
+
+
 if __name__ == "__main__":
-  app.run(main, flags_parser=_parse_flags)
+  app.run(main, flags_parser=parse_flags)

@@ -76,7 +76,7 @@ def masked_nll(model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Ma
   et al., arXiv 2406.03736). It has the same mean where t is uniform on (0, 1) and each token is masked with probability t
   (lambda-DCE there; MDLM, Sahoo et al., arXiv 2406.07524, and MD4, Shi et al., arXiv 2406.04329, with a linear schedule).
   """
-  return _over_masked(masks, cross_entropy(_masked_logits(model, params, tokens, masks), tokens))
+  return _over_masked(masks, nll_given_rest(model, params, tokens, masks.masked, masks.level))
 
 
 def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks) -> jax.Array:
@@ -86,13 +86,20 @@ def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks:
   sigma' * [sum_y s_y - r log s_x + r (log r - 1)]. Since sigma' r = 1/t, this equals (1/t) * [-log p_x + Z - 1 - log Z] with
   p = softmax f and Z = mean_y exp f, and is computed so. It is least where s_y = r p(y | what is not masked), and there Z = 1.
   """
-  logits = _masked_logits(model, params, tokens, masks)
+  logits = _masked_logits(model, params, tokens, masks.masked, masks.level)
   log_z = jax.nn.logsumexp(logits, axis=-1) - math.log(model.num_tokens)
   return _over_masked(masks, cross_entropy(logits, tokens) + jnp.expm1(log_z) - log_z)
 
 
-def _masked_logits(model, params, tokens, masks):
-  return model.apply({"params": params}, jnp.where(masks.masked, model.mask_id, tokens), None, masks.level)
+def nll_given_rest(
+    model: encoder.Encoder, params: Any, tokens: jax.Array, masked: jax.Array, level: jax.Array | None = None
+) -> jax.Array:
+  """-log p of each token given those that are not masked, in nats, float32 [B, T]; level as in `Encoder.__call__`."""
+  return cross_entropy(_masked_logits(model, params, tokens, masked, level), tokens)
+
+
+def _masked_logits(model, params, tokens, masked, level):
+  return model.apply({"params": params}, jnp.where(masked, model.mask_id, tokens), None, level)
 
 
 def _over_masked(masks: Masks, values_BT: jax.Array) -> jax.Array:
@@ -106,17 +113,25 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return jax.nn.logsumexp(logits, axis=-1) - label_logits
 
 
-def mask_end(orders: jax.Array, level: jax.Array) -> Masks:
-  """The last ceil(T t) positions of each order masked, and the level as their share; orders int [B, T], t [B] in (0, 1]."""
-  length = orders.shape[1]
-  count = jnp.clip(jnp.ceil(level * length), 1, length)
-  masked = jnp.argsort(orders, axis=1) >= length - count[:, None]
-  return Masks(masked, count / length)
+def mask_end(orders: jax.Array, level: jax.Array, lengths: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+  """Masks all but the beginning of an order.
+
+  Args:
+    orders: int [B, T].
+    level: float [B], t in (0, 1].
+    lengths: n, of each sequence or of all; what comes later in its order is masked too.
+
+  Returns:
+    bool [B, T], and how many of the first n of the order are masked, float32 [B]: ceil(n t), at least 1.
+  """
+  count = jnp.maximum(jnp.ceil(level * lengths), 1)
+  return jnp.argsort(orders, axis=1) >= (lengths - count)[:, None], count
 
 
 def _draw_end(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
   """All but the beginning of an order, with as many masked tokens as come out uniform on 1..T."""
-  return mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows))
+  masked, count = mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows), length)
+  return Masks(masked, count / length)
 
 
 def _draw_each(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:

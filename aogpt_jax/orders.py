@@ -2,11 +2,13 @@
 
 An order is a permutation of 0..T-1; `orders[b, i]` is the position predicted at step i. A distribution is named by a
 string such as "uniform", "mix(0.1)" or "block_wise(block=4)". To add one: a function of its arguments that returns a
-`Draw`, and a line in ORDERS.
+`Draw`, and a line in ORDERS. One that changes over training, such as "schedule(left_to_right, uniform, linear, 1000, 20000)",
+returns a `Schedule`.
 """
 
 import ast
 from collections.abc import Callable
+import dataclasses
 import difflib
 import inspect
 
@@ -16,6 +18,13 @@ import numpy as np
 
 # (key, T) -> one order, int32 [T].
 Draw = Callable[[jax.Array, int], jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A distribution that changes over training."""
+
+  at: Callable[[jax.Array | int], Draw]  # updates done -> the distribution then
 
 
 def left_to_right() -> Draw:
@@ -56,8 +65,7 @@ def fixed_random(seed: int = 0) -> Draw:
 
 def block_wise(block: int = 4, seed: int = 0) -> Draw:
   """Blocks from left to right; inside each the same permutation, the paper's 0, 2, 3, 1 for 4, else drawn by `seed`."""
-  if block < 1:
-    raise ValueError(f"the block is {block} tokens; it must be at least 1.")
+  _check_block(block)
   _check_seed(seed)
   inside = np.array([0, 2, 3, 1]) if block == 4 else np.random.default_rng(seed).permutation(block)
 
@@ -65,6 +73,20 @@ def block_wise(block: int = 4, seed: int = 0) -> Draw:
     starts = np.arange(0, length, block)
     order = (starts[:, None] + inside).ravel()
     return jnp.asarray(order[order < length], dtype=jnp.int32)
+
+  return draw
+
+
+def shuffled_blocks(block: int) -> Draw:
+  """Blocks from left to right; inside each every permutation with the same probability, anew for each example."""
+  _check_block(block)
+  return _shuffled_blocks(block)
+
+
+def _shuffled_blocks(block: jax.Array | int) -> Draw:
+  def draw(key, length):
+    order = uniform()(key, length)
+    return order[jnp.argsort(order // block, stable=True)]
 
   return draw
 
@@ -86,19 +108,85 @@ def explicit(order: tuple) -> Draw:
   return draw
 
 
+def schedule(before: str, after: str, change: str, begin: int, end: int = 0) -> Schedule:
+  """From one distribution to another, each example being drawn from one of them.
+
+  The share of the second is 0 up to `begin` updates and 1 from `end` on; between, it grows by `change`: linear or cosine. With
+  `step` it is 1 from `begin` on, and there is no end. Either may be a schedule itself.
+  """
+  share, first, second = _share(change, begin, end), parse(before), parse(after)
+
+  def at(step):
+    one, other, other_share = _at(first, step), _at(second, step), share(step)
+
+    def draw(key, length):
+      # The coin has a key of its own, so that at a share of 0 or 1 the draws are those of one distribution alone, bit by bit.
+      coin = jax.random.bernoulli(jax.random.fold_in(key, _COIN), other_share)
+      return jnp.where(coin, other(key, length), one(key, length))
+
+    return draw
+
+  return Schedule(at)
+
+
+def growing_blocks(first: int, last: int, change: str, begin: int, end: int = 0) -> Schedule:
+  """`shuffled_blocks` of a size that goes from the first to the last as the share in `schedule` does, rounded down."""
+  for block in (first, last):
+    _check_block(block)
+  share = _share(change, begin, end)
+  return Schedule(lambda step: _shuffled_blocks(first + jnp.floor((last - first) * share(step)).astype(jnp.int32)))
+
+
+# How far a change is when a part u of its time is over.
+CHANGES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "linear": lambda u: u,
+    "cosine": lambda u: (1 - jnp.cos(jnp.pi * u)) / 2,
+    "step": jnp.floor,
+}
+_COIN = 2**32 - 1  # no split of a key makes so many
+
+
+def _share(change: str, begin: int, end: int) -> Callable[[jax.Array | int], jax.Array]:
+  """Updates done -> how far a change is, from 0 to 1."""
+  if change not in CHANGES:
+    raise ValueError(f"there is no change {change!r}; give one of {', '.join(CHANGES)}.")
+  if begin < 0:
+    raise ValueError(f"the change begins at update {begin}; give 0 or more.")
+  if change == "step":
+    if end:
+      raise ValueError(f"a step from update {begin} on has no end, and {end} is given; leave it out.")
+    begin, end = begin - 1, begin
+  elif end <= begin:
+    raise ValueError(f"a {change} change from update {begin} must end after it, and its end is {end}; give both, as "
+                     f"{change}, {begin}, {begin + 1000}.")
+  return lambda step: CHANGES[change](jnp.clip((step - begin) / (end - begin), 0.0, 1.0))
+
+
+def _at(distribution: Draw | Schedule, step: jax.Array | int) -> Draw:
+  return distribution.at(step) if isinstance(distribution, Schedule) else distribution
+
+
+def _check_block(block: int) -> None:
+  if block < 1:
+    raise ValueError(f"the block is {block} tokens; it must be at least 1.")
+
+
 def _check_seed(seed: int) -> None:
   if not 0 <= seed < 2**32:  # JAX takes larger ones modulo 2**32, in silence
     raise ValueError(f"the seed is {seed}; it must be 0 or more and below 2**32.")
 
 
-ORDERS: dict[str, Callable[..., Draw]] = {
+ORDERS: dict[str, Callable[..., Draw | Schedule]] = {
     "left_to_right": left_to_right,
     "right_to_left": right_to_left,
     "uniform": uniform,
     "mix": mix,
     "fixed_random": fixed_random,
     "block_wise": block_wise,
+    "shuffled_blocks": shuffled_blocks,
     "explicit": explicit,
+    "schedule": schedule,
+    "growing_blocks": growing_blocks,
 }
 
 
@@ -111,8 +199,8 @@ def is_single(spec: str) -> bool:
   return spec.split("(")[0].strip() in SINGLE
 
 
-def parse(spec: str) -> Draw:
-  """The distribution that a string names, e.g. "uniform" or "mix(0.1)".
+def parse(spec: str) -> Draw | Schedule:
+  """The distribution that a string names, e.g. "uniform", "mix(0.1)" or "schedule(uniform, mix(0.1), linear, 0, 1000)".
 
   Raises:
     ValueError: no such distribution, or arguments that it does not take; the message lists what there is.
@@ -121,8 +209,8 @@ def parse(spec: str) -> Draw:
     tree = ast.parse(spec, mode="eval").body
     call = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
     name = call.func.id
-    args = [ast.literal_eval(a) for a in call.args]
-    kwargs = {k.arg: ast.literal_eval(k.value) for k in call.keywords}
+    args = [_argument(a) for a in call.args]
+    kwargs = {k.arg: _argument(k.value) for k in call.keywords}
   except (SyntaxError, AttributeError, ValueError, TypeError):
     raise ValueError(f"{spec!r} is not the name of an order; {_choices()}.") from None
   if name not in ORDERS:
@@ -139,6 +227,17 @@ def parse(spec: str) -> Draw:
     if isinstance(value, bool) or not isinstance(value, (int, float) if wanted is float else wanted):
       raise ValueError(f"{spec!r}: {argument} is {value!r}; write {name}{signature_of(name)}.")
   return ORDERS[name](*args, **kwargs)
+
+
+def _argument(node: ast.expr):
+  """The value of a literal; a name or a call, which may be that of another distribution, as it is written."""
+  return ast.unparse(node) if isinstance(node, (ast.Name, ast.Call)) else ast.literal_eval(node)
+
+
+def check_constant(spec: str) -> None:
+  """Raises ValueError for a distribution that changes over training, of which there is more than one to evaluate or sample in."""
+  if isinstance(parse(spec), Schedule):
+    raise ValueError(f"{spec!r} changes over training; name the one distribution that is wanted here.")
 
 
 def check(spec: str, length: int) -> None:
@@ -177,6 +276,16 @@ def draw(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, leng
   Returns:
     int32 [B, T].
   """
-  distribution = parse(spec)
+  distribution = _at(parse(spec), step)
   step_key = jax.random.fold_in(key, step)
   return jax.vmap(lambda row: distribution(jax.random.fold_in(step_key, row), length))(rows)
+
+
+def within(orders: jax.Array, lengths: jax.Array) -> jax.Array:
+  """The same orders with the positions past the end of each text last, so that no token of the text sees them.
+
+  Args:
+    orders: int [B, T].
+    lengths: int [B], tokens of each text; its positions are below that.
+  """
+  return jnp.take_along_axis(orders, jnp.argsort(orders >= lengths[:, None], axis=1, stable=True), axis=1)

@@ -16,6 +16,7 @@ from aogpt_jax import orders
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
+from aogpt_jax.data import zero_shot
 from aogpt_jax.sampling import prompts
 from aogpt_jax.training import optimizer
 from aogpt_jax.training import step
@@ -28,8 +29,8 @@ class Run:
   mesh: Mesh
   model: nn.Module
   tokenizer: tokenizers.Tokenizer
-  packed: packing.PackedDataset | None  # None where the run is opened only for samples or for the evaluation of another text
-  evaluated: packing.PackedDataset | None  # what --mode=eval scores; None where the run is opened for samples
+  packed: packing.PackedDataset | None  # None where the run is opened for what does not need its own text
+  evaluated: packing.PackedDataset | None  # the text whose likelihood is evaluated; None where there is none
   split: str  # of `evaluated`
   prompts: tuple[prompts.Prompt, ...]  # none where the run is opened for what draws none
 
@@ -43,7 +44,7 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   Args:
     config: see config.py.
     workdir: is created.
-    mode: one of MODES: "sample" needs no data, "eval" none of the run's own where config.eval.source names another text, and
+    mode: one of MODES: "sample" needs no data, "eval" none of the run's own where it scores generated texts or other texts, and
       "train" and "eval" read no prompts.
 
   Raises:
@@ -78,6 +79,13 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
   if mode == "sample":
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
+  for spec in config.eval.zero_shot.datasets if mode in ("all", "eval") else ():  # now, and not after the others are scored
+    try:
+      zero_shot.source(spec, config.data, config.eval.zero_shot)
+    except (ValueError, OSError, ImportError, RuntimeError) as e:
+      raise config_lib.ConfigError(f"config.eval.zero_shot.datasets: {spec}: {e}") from None
+  if mode == "eval" and (config.eval.zero_shot.datasets or config.eval.generative.judge):
+    return Run(config, directory, mesh, model, tokenizer, None, None, "", ())
   other = _other_text(config, tokenizer) if config.eval.source and mode != "train" else None
   if other and mode == "eval":
     return Run(config, directory, mesh, model, tokenizer, None, other, "train", ())

@@ -47,21 +47,43 @@ def make_words_config(words):
   return config
 
 
+@pytest.fixture(scope="module")
+def untrained(words, tmp_path_factory) -> str:
+  """--workdir of a run whose checkpoint holds the initial parameters."""
+  from aogpt_jax import run as run_lib  # Here: by this file alone, most tests would not need all that these import.
+  from aogpt_jax.training import checkpoints
+  from aogpt_jax.training import step as step_lib
+
+  config = make_words_config(words)
+  run = run_lib.open_run(config, str(tmp_path_factory.mktemp("untrained")), "sample")
+  saver = checkpoints.Checkpoints(run.workdir, config)
+  saver.save(step_lib.make_trainer(config, run.model, run.mesh).init())
+  saver.wait()
+  saver.close()
+  return f"--workdir={run.workdir}"
+
+
 @pytest.fixture
 def command(words, tmp_path):
-  """Starts `python -m aogpt_jax.main` in an empty directory, as a process of its own.
+  """See `make_command`; in an empty directory."""
+  return make_command(words, tmp_path)
+
+
+def make_command(words, directory):
+  """Starts `python -m aogpt_jax.main` in a directory, as a process of its own.
 
   `command("--mode=train", "steps=10")` returns the finished process; with wait=False, the running one. What it reads from
-  standard input is `stdin`; `stdout` is where its output goes, if not into what is returned.
+  standard input is `stdin`; `stdout` is where its output goes, if not into what is returned. Another command is `module`; with
+  own_group, it and what it starts can be killed together.
   """
 
   def start(*arguments, config=str(ROOT / "tests" / "configs" / "words.py"), wait=True, environment=(), stdin="",
-            stdout=subprocess.PIPE):
+            stdout=subprocess.PIPE, module="aogpt_jax.main", own_group=False):
     flags = [a if a.startswith("--") else f"--config.{a}" for a in (*(words if config else ()), *arguments)]
     flags = [f"--config={config}", *flags] if config else flags
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", "aogpt_jax.main", *flags], cwd=tmp_path, text=True,
-        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
+        [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", module, *flags], cwd=directory, text=True,
+        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, start_new_session=own_group,
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(environment)})
     if not wait:
       return process

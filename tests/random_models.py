@@ -8,6 +8,7 @@ import numpy as np
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import objectives
+from aogpt_jax.data import loader
 from aogpt_jax.training import step as step_lib
 
 
@@ -40,10 +41,7 @@ def log_probs_of(model, params):
   return lambda tokens: np.asarray(apply(jnp.asarray(tokens, jnp.int32)), np.float64)
 
 
-def batches(tokens, batch_size):
-  """Batches as `loader.eval_batches` yields them: the last one is padded with rows of weight 0."""
-  padded = -(-len(tokens) // batch_size) * batch_size
-  rows = np.zeros((padded, tokens.shape[1]), np.int32)
-  rows[: len(tokens)] = tokens
-  weight = (np.arange(padded) < len(tokens)).astype(np.float32)
-  return [(rows[i : i + batch_size], weight[i : i + batch_size]) for i in range(0, padded, batch_size)]
+def batches(tokens, batch_size, lengths=None):
+  """Batches as `loader.eval_batches` yields them: the last one is filled up with rows of no tokens."""
+  lengths = np.full(len(tokens), tokens.shape[1], np.int32) if lengths is None else np.asarray(lengths, np.int32)
+  return list(loader.batches_of(lambda rows: tokens[rows], lengths, tokens.shape[1], batch_size=batch_size))

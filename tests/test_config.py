@@ -119,8 +119,10 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("mesh.data", 0, "at least 1"),
     ("mesh.fsdp", -1, "at least 1"),
     ("model.dtype", "float16", "float32, bfloat16"),
-    ("model.target", "adalm", "adaln"),
+    ("model.target", "adalm", "adaln, input, layer_shared, layer_distinct"),
     ("model.architecture", "encodr", "decoder, encoder"),
+    ("model.norm", "group", "rms, layer"),
+    ("model.weight_init", "uniform", "truncated_normal, normal"),
     ("objective", "elbo", "any_order, ao, lambda_dce, score_entropy"),
     ("eval.split", "valid", "train, validation, test"),
     ("eval.ensemble", 0, "at least 1"),
@@ -133,6 +135,7 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("orders", "mix(2)", "from 0 to 1"),
     ("orders", "explicit((1, 0))", "of 2 tokens, and the text has 1024"),
     ("orders", "unifrom", "did you mean uniform"),
+    ("orders", "schedule(uniform, mix(0.1), linear, 9, 8)", "must end after it"),
     ("data.source", "", "files:GLOB or tfds:NAME"),
 ])
 def test_a_value_out_of_range_is_named_with_what_is_allowed(field, value, fix):
@@ -162,7 +165,17 @@ def test_so_is_an_order_of_another_length_that_texts_are_to_be_scored_in():
   assert line.startswith("config.eval.distributions[0]: ") and "of 2 tokens, and the text has 1024" in line
 
 
+@pytest.mark.parametrize("field", ["eval.distributions", "sample.orders"])
+def test_what_changes_over_training_is_refused_where_there_is_no_training(field):
+  scheduled = "schedule(left_to_right, uniform, step, 5)"
+  config_lib.check(changed({"orders": scheduled}))
+  line, = problems({field: (scheduled,)})
+  assert line.startswith(f"config.{field}[0]: ") and "changes over training" in line
+
+
 @pytest.mark.parametrize("changes, named", [
+    ({"model.gate_init": 1.0, "model.target": "input"}, ("model.gate_init", "1.0", "model.target = input", "set it to 0.0")),
+    ({"model.gate_init": 1.0, "model.bias": False}, ("model.gate_init", "1.0", "model.bias", "set it to 0.0")),
     ({"model.heads": 7}, ("model.heads", "7", "model.width", "768")),
     ({"micro_batches": 3}, ("micro_batches", "3", "batch_size", "1024")),
     ({"micro_batches": 2048}, ("micro_batches", "2048", "batch_size", "1024")),
@@ -234,6 +247,20 @@ def test_fields_that_only_one_of_two_configs_has_are_differences():
   older = config_lib.default_config()
   del older.model["gate_init"]
   assert config_lib.differences(config_lib.default_config(), older) == ["config.model.gate_init: 0.0, was None"]
+
+
+def test_a_config_of_an_older_version_gets_the_fields_that_it_lacks():
+  older = changed({"steps": 7, "model.width": 96, "sample.orders": ("mix(0.5)",)})
+  del older.model["tied_head"], older.model["norm"]
+  whole = config_lib.completed(config_lib.from_dict(json.loads(json.dumps(older.to_dict()))))
+  assert whole.steps == 7 and whole.model.width == 96 and whole.sample.orders == ("mix(0.5)",)
+  assert (whole.model.norm, whole.model.tied_head) == ("rms", False)
+  config_lib.check(whole)
+
+
+def test_a_field_that_this_version_does_not_know_stays_a_difference():
+  newer = changed({"model.depth": 3})
+  assert config_lib.differences(config_lib.default_config(), config_lib.completed(newer)) == ["config.model.depth: None, was 3"]
 
 
 def load(path):

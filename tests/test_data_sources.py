@@ -172,6 +172,63 @@ def test_unknown_source_is_an_error(source):
     sources.documents(data_config(source))
 
 
+# --- urn ---
+
+
+def test_an_urn_gives_exchangeable_texts_of_known_probability():
+  source = sources.documents(data_config("urn:5", validation_fraction=0.1, test_fraction=0.0))
+  texts = [document.text for document in source.stream()]
+  assert len(texts) == 60_000 and {len(text) for text in texts} == {5}
+  assert list(source.stream(59_990)) == list(source.stream())[59_990:]
+  assert abs(len(list(source.split("validation"))) / 6_000 - 1) < 0.05
+  # Probabilities of what repeats, by the urn's own rule; every order of a text is as probable as another.
+  assert sources.urn_nats("aabac") == pytest.approx(sources.urn_nats("caaba"), rel=1e-12)
+  for pattern, share in (((0, 1), 1 / 16 + 15 / 16 * 1 / 5), ((0, 4), 1 / 16 + 15 / 16 * 1 / 5)):
+    same = sum(text[pattern[0]] == text[pattern[1]] for text in texts) / len(texts)
+    assert abs(same - share) < 4 * (share * (1 - share) / len(texts)) ** 0.5
+  total = sum(np.exp(-sources.urn_nats(a + b)) for a in "abcdefghijklmnop" for b in "abcdefghijklmnop")
+  assert total == pytest.approx(1, rel=1e-12)
+
+
+@pytest.mark.parametrize("spec", ["urn:", "urn:0", "urn:-1", "urn:x"])
+def test_an_urn_wants_a_length(spec):
+  with pytest.raises(ValueError, match="'urn:LENGTH'"):
+    sources.documents(data_config(spec))
+
+
+# --- lines and tables ---
+
+
+def test_lines_are_documents_and_blank_ones_too(tmp_path):
+  (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\n\ntwo \n")
+  source = sources.documents(data_config(f"lines:{tmp_path}/a.txt", validation_fraction=0.0, test_fraction=0.0))
+  assert [document.text for document in source.stream()] == ["one", "", "two "]
+  whole = sources.documents(data_config(f"files:{tmp_path}/a.txt", validation_fraction=0.0, test_fraction=0.0))
+  assert whole.fingerprint != source.fingerprint
+
+
+@pytest.mark.parametrize("name, content, expected", [
+    ("a.csv", 'text,x\n"a, ""b""\nc",1\nd,2\n', ['a, "b"\nc', "d"]), ("a.tsv", "x\ttext\n1\té, f\n", ["é, f"])])
+def test_tables_hold_a_document_per_record(tmp_path, name, content, expected):
+  (tmp_path / name).write_text(content, encoding="utf-8")
+  with gzip.open(tmp_path / f"z{name}.gz", "wt", encoding="utf-8") as f:
+    f.write(content)
+  source = sources.documents(data_config(f"files:{tmp_path}/*", validation_fraction=0.0, test_fraction=0.0))
+  assert [document.text for document in source.stream()] == 2 * expected
+
+
+@pytest.mark.parametrize("content, message", [
+    (b"a,b\n1,2\n", r"a\.csv:2: no field 'text'; it has \['a', 'b'\]: set data.text_field"),
+    (b"x,text\n1\n", r"a\.csv:2: has 1 columns and none for the field 'text'"),
+    (b'text\n"a\n', r"a\.csv:1: not CSV"),
+    (b"text\na\xff\n", r"a\.csv: invalid UTF-8 after line \d \(0xff\)")])
+def test_a_damaged_table_is_named_with_its_line(tmp_path, content, message):
+  (tmp_path / "a.csv").write_bytes(content)
+  source = sources.documents(data_config(f"files:{tmp_path}/a.csv", validation_fraction=0.0, test_fraction=0.0))
+  with pytest.raises(ValueError, match=message):
+    list(source.stream())
+
+
 # --- tfds ---
 
 

@@ -67,6 +67,21 @@ def test_an_entry_of_a_group_equals_the_full_forward_pass_with_its_target_moved_
     np.testing.assert_allclose(logits[:, i], forward(jnp.asarray(np.stack(moved)))[:, start], rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("fields", [
+    dict(target="input"), dict(target="layer_shared"), dict(target="layer_distinct"),
+    dict(target="input", norm="layer", qk_norm=False, tied_head=True, bias=False),
+], ids=["input", "layer_shared", "layer_distinct", "sigma_gpt"])
+def test_so_it_does_however_an_entry_is_told_its_target(fields):
+  model, params = small_model(block_size=9, **fields)
+  rng = np.random.default_rng(1)
+  tokens, orders = rng.integers(0, 64, (2, 9)), uniform_orders(rng, 2, 9)
+  logits = decode.decode_logits(model, params, tokens, orders, [1, 1, 3, 4])
+  moved = [np.concatenate([o[:5], o[7:8], o[5:7], o[8:]]) for o in orders]
+  forward = jax.jit(model.apply)({"params": params}, jnp.asarray([*tokens, *tokens]), jnp.asarray([*orders, *moved]))
+  for i, row in ((0, 0), (1, 0), (2, 0), (5, 0), (7, 2)):
+    np.testing.assert_allclose(logits[:, i], forward[row : row + 2, 5 if row else i], rtol=0, atol=1e-4)
+
+
 def test_what_lies_in_unwritten_slots_of_the_cache_changes_nothing(monkeypatch):
   model, params = small_model(block_size=16)
   rng = np.random.default_rng(2)

@@ -45,6 +45,12 @@ def test_samples_on_a_mesh_are_those_of_one_device(elsewhere, mesh, batch):
   np.testing.assert_allclose(arrays[f"{mesh}/{batch}/log_probs"], arrays["one/log_probs"][:batch], rtol=0, atol=1e-5)
 
 
+def test_so_they_are_of_a_model_whose_targets_are_added_to_its_input(elsewhere):
+  arrays, _ = elsewhere
+  np.testing.assert_array_equal(arrays["input/all/tokens"], arrays["input/one/tokens"])
+  np.testing.assert_allclose(arrays["input/all/log_probs"], arrays["input/one/log_probs"], rtol=0, atol=1e-5)
+
+
 def test_the_samples_compared_differ_from_each_other(elsewhere):
   arrays, _ = elsewhere
   assert len({tuple(row) for row in arrays["one/tokens"]}) == max(BATCHES)
@@ -72,10 +78,10 @@ def test_a_growing_cache_on_a_mesh_compiles_the_loop_once_for_each_new_size(else
   assert texts["grown/compiled"] == 1  # 16 slots; the second size is the one that came before
 
 
-def model_on(mesh):
+def model_on(mesh, **fields):
   """A model and random parameters, split over the mesh as the config's rules say."""
   config = config_lib.default_config()
-  config.model.update(layers=1, width=16, heads=2, block_size=LENGTH, vocab_size=32, cond_width=8, dtype="float32")
+  config.model.update(layers=1, width=16, heads=2, block_size=LENGTH, vocab_size=32, cond_width=8, dtype="float32", **fields)
   model = build_model(config)
   boxed = jax.eval_shape(lambda: step_lib.init_params(model, 0))
   rng = np.random.default_rng(0)
@@ -134,6 +140,9 @@ def main(directory):
       decode.CACHE_STEP, step = 16, decode.CACHE_STEP
       record("grown", 1, model, params, mesh=mesh, parts=4)
       decode.CACHE_STEP = step
+  for name, axes in (("one", {}), ("all", MESHES["all"])):
+    mesh = make_mesh(**axes)
+    record(f"input/{name}", 5, *model_on(mesh, target="input", tied_head=True), mesh=mesh)
   np.savez(os.path.join(directory, "arrays.npz"), **arrays)
   pathlib.Path(directory, "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 

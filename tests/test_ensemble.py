@@ -80,6 +80,30 @@ def test_the_batch_size_changes_no_ensemble(model, whole, batch_size):
     assert result.tokens == 13 * LENGTH
 
 
+def test_texts_that_do_not_fill_their_row_get_the_ensemble_that_they_get_alone(model):
+  network, params, mesh = model
+  lengths = np.array([LENGTH, 5, 1])
+  is_text = np.arange(LENGTH) < lengths[:, None]
+  tokens = np.where(is_text, TOKENS[:3], 0)
+  run = lambda rows, of, **kwargs: ensemble.evaluate(
+      network, params, random_models.batches(rows, 3, of), mesh=mesh, num_contexts=4, lanes=2, **kwargs)[4]
+  result = run(tokens, lengths)
+  other = run(np.where(is_text, tokens, 7), lengths)  # what the padding holds has no effect
+  assert (result.tokens, result.sequences, result.stderr_targets) == (LENGTH + 6, 3, 0.0)
+  assert result == other
+  (d,) = draws.draw(network, params, random_models.batches(tokens, 3, lengths), mesh=mesh, num_visits=3, num_targets=0)
+  nll_of, total = random_models.nll_of(network, params), 0.0
+  for b, n in enumerate(lengths):
+    sigma = d.orders[b][d.orders[b] < n]
+    for i in range(n):
+      contexts = [sigma[:i], *([x for x in visit if x in sigma[:i]] for visit in d.visits[b])]
+      each = [nll_of(TOKENS[b : b + 1, :n], [[*context, *sigma[i:]]])[0, i] for context in contexts]
+      total += likelihood.nll_of_mean(np.array(each))
+  np.testing.assert_allclose(result.nats_per_token, total / (LENGTH + 6), rtol=1e-5)
+  some = run(tokens, lengths, num_targets=6)
+  assert some.tokens == LENGTH + 6 and 0 < some.stderr_targets < 1
+
+
 def test_neither_do_eight_devices(whole):
   env = os.environ | {
       "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),

@@ -64,6 +64,18 @@ def test_six_training_steps_equal_the_pytorch_code(golden, micro_batches, monkey
   assert state.step == 6
 
 
+@pytest.mark.parametrize("scan_layers", [False, True], ids=["unrolled", "scanned"])
+def test_logits_and_nll_of_sigma_gpt_equal_the_pytorch_code(scan_layers):
+  arrays, config = golden_weights.load(golden_weights.SIGMA_GPT)
+  config.model.scan_layers = scan_layers
+  model, params = build_model(config), jax.tree.map(jnp.asarray, golden_weights.to_tree(arrays, config))
+  tokens, orders = (jnp.asarray(arrays[name], jnp.int32) for name in ("tokens", "orders"))
+  logits = jax.jit(model.apply)({"params": params}, tokens, orders)
+  np.testing.assert_allclose(logits, arrays["random/logits"][:, :-1], rtol=0, atol=LOGITS_ATOL)
+  nll = jax.jit(objectives.any_order_nll, static_argnums=0)(model, params, tokens, orders)
+  np.testing.assert_allclose(nll, arrays["random/nll"], rtol=0, atol=NLL_ATOL)
+
+
 def _per_layer(params):
   blocks = params["blocks"]
   layers = len(jax.tree.leaves(blocks)[0])

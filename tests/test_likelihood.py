@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import golden_weights
+import random_models
 from aogpt_jax import build_model
 from aogpt_jax import orders
 from aogpt_jax import sharding
@@ -25,13 +26,9 @@ def golden():
 TOKEN_BYTES = np.arange(97) % 3 + 1
 
 
-def evaluate(golden, tokens, batch_size, **repeats):
+def evaluate(golden, tokens, batch_size, lengths=None, **repeats):
   _, model, params, mesh = golden
-  padded = -(-len(tokens) // batch_size) * batch_size
-  rows = np.zeros((padded, tokens.shape[1]), np.int32)
-  rows[: len(tokens)] = tokens
-  weight = (np.arange(padded) < len(tokens)).astype(np.float32)
-  batches = [(rows[i : i + batch_size], weight[i : i + batch_size]) for i in range(0, padded, batch_size)]
+  batches = random_models.batches(tokens, batch_size, lengths)
   return likelihood.evaluate(model, params, batches, mesh=mesh, token_bytes=TOKEN_BYTES, repeats=repeats)
 
 
@@ -56,6 +53,39 @@ def test_batch_size_and_padding_change_no_likelihood(golden):
     for other in (three, seven):
       np.testing.assert_allclose(one[name].nats_per_token, other[name].nats_per_token, rtol=1e-6)
       assert one[name].tokens == other[name].tokens == 7 * 24
+
+
+def test_texts_that_do_not_fill_their_row_are_scored_as_if_they_were_alone(golden):
+  _, model, params, _ = golden
+  lengths = np.array([24, 1, 9])
+  tokens = np.random.default_rng(2).integers(0, 97, (3, 24)).astype(np.int32)
+  padded = np.where(np.arange(24) < lengths[:, None], tokens, 0)
+  results = evaluate(golden, padded, 2, lengths, left_to_right=1, uniform=2)
+  of = {"left_to_right": np.zeros((1, 3)), "uniform": np.zeros((2, 3))}
+  for name, sums in of.items():
+    for r in range(len(sums)):
+      sigma = np.asarray(orders.draw(name, orders.root_key(0), r, jnp.arange(3), 24))
+      for b, n in enumerate(lengths):
+        order = sigma[b][sigma[b] < n]
+        log_probs = jax.nn.log_softmax(model.apply({"params": params}, tokens[b : b + 1, :n], order[None]))
+        sums[r, b] = -np.asarray(log_probs)[0, np.arange(n), tokens[b, order]].sum()
+    np.testing.assert_allclose(results[name].nats_per_token, sums.mean(axis=0).sum() / 34, rtol=1e-5)
+    size = sum(TOKEN_BYTES[tokens[b, :n]].sum() for b, n in enumerate(lengths))
+    assert (results[name].tokens, results[name].sequences, results[name].bytes) == (34, 3, size)
+    np.testing.assert_allclose(results[name].bits_per_byte, sums.mean(axis=0).sum() / math.log(2) / size, rtol=1e-5)
+  np.testing.assert_allclose(results["uniform"].stderr_orders, np.ptp(of["uniform"].sum(axis=1) / 34) / 2, rtol=1e-3)
+
+
+def test_the_standard_error_over_texts_of_several_lengths_is_that_of_a_ratio():
+  rng = np.random.default_rng(0)
+  means, claimed = [], []
+  for _ in range(2000):
+    lengths = rng.integers(1, 40, 50)
+    mean, error = likelihood.per_token(lengths * rng.normal(2, 0.3, 50), lengths)
+    means.append(mean)
+    claimed.append(error)
+  assert abs(np.mean(means) - 2) < 4 * np.std(means) / 2000**0.5
+  assert abs(np.mean(claimed) / np.std(means) - 1) < 0.06
 
 
 def test_standard_errors_are_those_of_means_over_sequences_and_over_orders(golden):

@@ -78,8 +78,8 @@ def test_splits_are_disjoint_over_two_epochs(packed):
   train = set(names(np.concatenate(first_batches(packed, rows, batch_size=2))))
   held_out = set()
   for split in ("validation", "test"):
-    for tokens, weight in loader.eval_batches(packed, split, batch_size=4):
-      held_out |= set(names(tokens[weight > 0]))
+    for tokens, lengths in loader.eval_batches(packed, split, batch_size=4):
+      held_out |= set(names(tokens[lengths > 0]))
   assert len(held_out) == packed.num_sequences["validation"] + packed.num_sequences["test"]
   assert not train & held_out and len(train | held_out) == 300
 
@@ -90,17 +90,17 @@ def test_evaluation_sees_every_row_once_whatever_the_batches(packed, batch_size,
       list(loader.eval_batches(packed, "validation", batch_size=batch_size, process_index=h, process_count=hosts))
       for h in range(hosts)]
   assert len({len(batches) for batches in by_host}) == 1
-  tokens, weight = (np.concatenate([part for step in zip(*by_host) for part in (batch[i] for batch in step)])
-                    for i in (0, 1))
-  assert tokens.dtype == np.int32 and weight.dtype == np.float32 and not tokens[weight == 0].any()
-  assert names(tokens[weight > 0]) == names(loader.Rows(packed, "validation"))
+  tokens, lengths = (np.concatenate([part for step in zip(*by_host) for part in (batch[i] for batch in step)])
+                     for i in (0, 1))
+  assert tokens.dtype == np.int32 and lengths.dtype == np.int32 and not tokens[lengths == 0].any()
+  assert names(tokens[lengths > 0]) == names(loader.Rows(packed, "validation"))
   assert by_host[0][0][0].shape == (batch_size // hosts, T)
 
 
 def test_fewer_sequences_are_spread_over_the_split(packed):
   rows = names(loader.Rows(packed, "validation"))
-  (tokens, weight), = loader.eval_batches(packed, "validation", batch_size=5, max_sequences=5)
-  assert names(tokens) == [rows[i * len(rows) // 5] for i in range(5)] and weight.all()
+  (tokens, lengths), = loader.eval_batches(packed, "validation", batch_size=5, max_sequences=5)
+  assert names(tokens) == [rows[i * len(rows) // 5] for i in range(5)] and (lengths == packed.block_size).all()
   assert loader.evenly_spread(10, 4).tolist() == [0, 2, 5, 7]
   assert loader.evenly_spread(3, 0).tolist() == loader.evenly_spread(3, 9).tolist() == [0, 1, 2]
 

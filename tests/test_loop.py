@@ -68,6 +68,18 @@ def test_load_model_gives_the_model_and_its_ema_parameters(words_config, tmp_pat
   assert model.apply({"params": params}, tokens, orders).shape == (2, 16, 320)
 
 
+def test_a_checkpoint_of_before_a_field_was_added_is_of_the_same_run_and_has_a_model(words_config, tmp_path):
+  run = run_lib.open_run(words_config, str(tmp_path), "sample")
+  older = words_config.copy_and_resolve_references()
+  del older.model["tied_head"], older.model["norm"]
+  saver = checkpoints.Checkpoints(tmp_path, older)
+  saver.save(step_lib.make_trainer(words_config, run.model, run.mesh).init())
+  saver.close()
+  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  model, _ = aogpt_jax.load_model(tmp_path)
+  assert step == 0 and model == run.model
+
+
 # A restore that fails leaves Orbax's other reads behind, which complain to nobody when they find their event loop closed.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(words_config, tmp_path, caplog):
@@ -78,7 +90,7 @@ def test_the_newest_restorable_checkpoint_is_used_where_the_newest_is_damaged(wo
     if path.is_file() and path.parent.name == "d":
       path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
   _, params = aogpt_jax.load_model(tmp_path)  # the EMA of step 4 is whole
-  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  _, step = checkpoints.load_params(tmp_path, words_config, run.mesh)
   assert step == 4
   saver = checkpoints.Checkpoints(tmp_path, words_config)
   restored = saver.restore(step_lib.make_trainer(words_config, run.model, run.mesh).shapes)
@@ -96,7 +108,7 @@ def test_a_model_is_loaded_from_the_newest_checkpoint_that_has_it(words_config, 
   loop.train(run)
   shutil.rmtree(tmp_path / "checkpoints/2/ema")
   (tmp_path / "checkpoints/999").mkdir()
-  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  _, step = checkpoints.load_params(tmp_path, words_config, run.mesh)
   assert step == 1
   aogpt_jax.load_model(tmp_path)
   assert "step 999 can't be restored" in caplog.text and "step 2 can't be restored" in caplog.text

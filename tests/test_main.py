@@ -12,24 +12,8 @@ import time
 import numpy as np
 import pytest
 
-import conftest
 from aogpt_jax import load_model
-from aogpt_jax import run as run_lib
-from aogpt_jax.training import checkpoints
-from aogpt_jax.training import step as step_lib
 from conftest import ROOT
-
-
-@pytest.fixture(scope="module")
-def untrained(words, tmp_path_factory) -> str:
-  """--workdir of a run whose checkpoint holds the initial parameters."""
-  config = conftest.make_words_config(words)
-  run = run_lib.open_run(config, str(tmp_path_factory.mktemp("untrained")), "sample")
-  saver = checkpoints.Checkpoints(run.workdir, config)
-  saver.save(step_lib.make_trainer(config, run.model, run.mesh).init())
-  saver.wait()
-  saver.close()
-  return f"--workdir={run.workdir}"
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -118,6 +102,7 @@ def test_prompts_of_a_file_are_filled_and_recorded(command, untrained, tmp_path)
     prompt, length, blank = (("any [[4]] order", 14, range(4, 8)), ("a\n[[3]]", 5, range(2, 5)))[r["prompt_index"]]
     given = dict(enumerate(prompt.encode().replace(b"[[4]]", b"????").replace(b"[[3]]", b"???")))
     assert r["prompt"] == prompt and len(r["ids"]) == length and r["evaluations"] == 2 and r["seed"] == 0
+    assert r["sampler"]["steps"] == 2 and r["sampler"]["weights"] == "ema" and r["sampler"]["checkpoint_step"] == 0
     assert all(r["ids"][i] == given[i] for i in range(length) if i not in blank)
     assert [i for i in range(length) if r["steps"][i]] == list(blank) == [i for i in range(length) if r["log_probs"][i]]
     assert sorted(r["positions"]) == list(range(length)) and set(r["positions"][-len(blank):]) == set(blank)
@@ -197,7 +182,7 @@ def test_a_checkpoint_alone_is_evaluated_on_another_text_in_any_order(command, u
     assert line in done.stdout
   with open(f"{untrained.removeprefix('--workdir=')}/eval_files_txt.json", encoding="utf-8") as f:
     result = json.load(f)
-  assert result["source"] == "files:*.txt" and result["step"] == 0 and result["eval"]["ensemble"] == 2
+  assert result["source"] == "files:*.txt" and result["step"] == 0 and result["config"]["eval"]["ensemble"] == 2
   assert result["right_to_left"]["orders"] == 1 and result["mix(0.5)"]["orders"] == 2
   assert result["ensemble"]["2"]["targets"] == 3 and list(result["mdm_gap"]["rules"]) == ["random", "sorted", "mixture"]
   tokens = sum(len("any order of masked tokens and their cache entries " * 2) + 1 for _ in range(8)) // 16 * 16

@@ -66,6 +66,12 @@ def test_a_decoder_pays_nothing_for_random_orders_and_gains_from_a_mixture(enume
   assert (exact.mixture < exact.ao - 5e-4).all() and (np.abs(exact.sorted - exact.ao) > 1e-3).all()
 
 
+def test_sequences_that_do_not_fill_their_row_are_an_error(model):
+  network, params = model
+  with pytest.raises(ValueError, match="a sequence has 3 tokens; the gap is of whole blocks of 4"):
+    mdm_gap.evaluate(network, params, random_models.batches(TOKENS, 6, [4, 4, 3, 4, 4, 4]), mesh=sharding.mesh_of(params))
+
+
 def test_estimates_agree_with_enumeration(model, enumerated):
   network, params = model
   tokens = np.tile(TOKENS, (100, 1))

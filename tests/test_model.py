@@ -16,6 +16,7 @@ from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import objectives
 from aogpt_jax import sharding
+from aogpt_jax.models import layers
 from aogpt_jax.training import step as step_lib
 
 # Compiling is most of the time of these tests; none of them needs fast code.
@@ -58,10 +59,19 @@ def orders():
   return jnp.asarray([[2, 5, 0, 1, 4, 3], [4, 3, 1, 5, 0, 2]], jnp.int32)
 
 
+TARGETS = ("adaln", "input", "layer_shared", "layer_distinct")
+MEDIUM = dict(layers=24, width=1024, heads=16)
+SIGMA_GPT = dict(target="input", norm="layer", qk_norm=False, tied_head=True)
+
+
 @pytest.mark.parametrize("fields, parameters", [
     (dict(), 170_605_952),
-    (dict(layers=24, width=1024, heads=16), 425_804_928),
-], ids=["small", "medium"])
+    (MEDIUM, 425_804_928),
+    (SIGMA_GPT | dict(bias=False), 125_161_728),
+    (SIGMA_GPT | dict(bias=False) | MEDIUM, 355_650_560),
+    (SIGMA_GPT, 125_263_872),
+    (SIGMA_GPT | MEDIUM, 355_921_920),
+], ids=["small", "medium", "small_sigma_gpt", "medium_sigma_gpt", "small_sigma_gpt_biases", "medium_sigma_gpt_biases"])
 def test_parameter_counts_are_the_papers(fields, parameters):
   config = config_lib.default_config()
   config.model.update(fields)
@@ -69,19 +79,26 @@ def test_parameter_counts_are_the_papers(fields, parameters):
   assert sum(math.prod(x.shape) for x in jax.tree.leaves(shapes)) == parameters
 
 
-@pytest.fixture(scope="module")
-def dependence(tokens, orders):
-  """{table: bool [B, i, row]}, whether the logits of entry i have a gradient with respect to that row of the table."""
-  model = tiny_model()
+@pytest.fixture(scope="module", params=TARGETS)
+def dependence(request, tokens, orders):
+  """{table: bool [B, i, row]}, whether the logits of entry i have a gradient with respect to that row of the table.
+
+  Where there is a table of targets in each block: bool [B, i, layer, row].
+  """
+  model = tiny_model(target=request.param)
   params = random_params(model)
   direction = jnp.asarray(np.random.default_rng(2).normal(size=model.vocab_size), jnp.float32)
+  tables = {name: params[name]["embedding"] for name in ("tokens", "positions", "start")}
+  distinct = request.param == "layer_distinct"
+  tables["targets"] = (params["blocks"] if distinct else params)["targets"]["embedding"]
 
   def entries(tables):
-    return model.apply({"params": params | tables}, tokens, orders) @ direction
+    changed = {name: {"embedding": table} for name, table in tables.items()}
+    if distinct:
+      changed["blocks"] = params["blocks"] | {"targets": changed.pop("targets")}
+    return model.apply({"params": params | changed}, tokens, orders) @ direction
 
-  tables = {name: params[name] for name in ("tokens", "positions", "start", "targets")}
-  jacobian = jit(jax.jacrev(entries))(tables)
-  return {name: np.asarray((table["embedding"] != 0).any(-1)) for name, table in jacobian.items()}
+  return {name: np.asarray((gradient != 0).any(-1)) for name, gradient in jit(jax.jacrev(entries))(tables).items()}
 
 
 def expected_dependence(rows, num_rows):
@@ -102,12 +119,14 @@ def test_logits_depend_on_the_positions_of_the_start_and_of_the_known_tokens_and
 
 def test_logits_depend_on_the_targets_up_to_their_own_and_on_no_later_one(dependence, orders):
   targets = lambda b, i: {int(p) for p in orders[b, : i + 1]}
-  np.testing.assert_array_equal(dependence["targets"], expected_dependence(targets, LENGTH))
+  found = dependence["targets"].reshape(BATCH, LENGTH, -1, LENGTH)
+  for table in range(found.shape[2]):
+    np.testing.assert_array_equal(found[:, :, table], expected_dependence(targets, LENGTH))
 
 
-@pytest.fixture(scope="module")
-def logits_of(tokens):
-  model = tiny_model()
+@pytest.fixture(scope="module", params=TARGETS)
+def logits_of(request, tokens):
+  model = tiny_model(target=request.param)
   params, apply = random_params(model), jit(model.apply)
   return lambda orders: apply({"params": params}, tokens, orders)
 
@@ -211,10 +230,11 @@ def test_shapes_that_do_not_fit_are_named(tokens_shape, orders_shape, named):
 
 def test_every_parameter_names_a_known_logical_axis_for_each_dimension():
   is_boxed = lambda x: isinstance(x, nn.LogicallyPartitioned)
-  for leaf in jax.tree.leaves(boxed_shapes(tiny_model()), is_leaf=is_boxed):
-    assert is_boxed(leaf)
-    assert len(leaf.names) == len(leaf.value.shape)
-    assert set(leaf.names) <= set(sharding.LOGICAL_AXES)
+  for target in TARGETS:
+    for leaf in jax.tree.leaves(boxed_shapes(tiny_model(target=target, norm="layer")), is_leaf=is_boxed):
+      assert is_boxed(leaf)
+      assert len(leaf.names) == len(leaf.value.shape)
+      assert set(leaf.names) <= set(sharding.LOGICAL_AXES)
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +260,39 @@ def test_kernels_and_embeddings_start_truncated_normal(initial):
       assert np.abs(x).max() > 2.8 * scale, name
 
 
+@pytest.fixture(scope="module")
+def initial_of_sigma_gpt():
+  model = tiny_model(**SIGMA_GPT | dict(layers=3, width=128, vocab_size=256, block_size=64, weight_init="normal"))
+  return leaves_by_path(nn.unbox(jit(lambda: step_lib.init_params(model, 0))()))
+
+
+def test_kernels_and_embeddings_of_sigma_gpt_start_normal_and_are_not_cut(initial_of_sigma_gpt):
+  names = [name for name in initial_of_sigma_gpt if name.endswith(("kernel", "embedding"))]
+  assert len(names) == 8
+  for name in names:
+    x = np.asarray(initial_of_sigma_gpt[name], np.float64)
+    scale = 0.02 / math.sqrt(6) if name in ("blocks/attention/out/kernel", "blocks/mlp/out/kernel") else 0.02
+    assert abs(x.mean()) < 4 * scale / math.sqrt(x.size), name
+    assert abs(x.std() / scale - 1) < 4 / math.sqrt(2 * x.size), name
+    if x.size > 10_000:  # where 27 values are expected beyond the cut
+      assert np.abs(x).max() > 3 * scale, name
+
+
+def test_layer_norms_of_sigma_gpt_start_at_scale_1_and_bias_0(initial_of_sigma_gpt):
+  for norm in ("blocks/norm1", "blocks/norm2", "final_norm"):
+    np.testing.assert_array_equal(initial_of_sigma_gpt[f"{norm}/scale"], 1)
+    np.testing.assert_array_equal(initial_of_sigma_gpt[f"{norm}/bias"], 0)
+
+
+def test_a_layer_norm_takes_mean_and_deviation_out_and_puts_its_own_in():
+  x = jnp.asarray(np.random.default_rng(3).normal(5.0, 3.0, size=(4, 64)), jnp.float32)
+  norm = layers.LayerNorm("embed", jnp.float32, jnp.float32)
+  y = norm.apply({"params": {"scale": jnp.full(64, 2.0), "bias": jnp.full(64, -1.0)}}, x)
+  np.testing.assert_allclose(y.mean(axis=1), -1.0, atol=1e-5)
+  np.testing.assert_allclose(y.std(axis=1), 2.0, rtol=1e-5)
+  np.testing.assert_allclose(np.corrcoef(x[0], y[0])[0, 1], 1.0, rtol=1e-5)
+
+
 def test_norm_scales_start_at_1(initial):
   names = [name for name in initial if name.endswith("scale")]
   assert len(names) == 5
@@ -255,6 +308,15 @@ def test_biases_start_at_0_and_those_of_the_gates_alone_at_gate_init(initial):
     if name == "blocks/modulation/dense/bias":  # [L, part, D]: shift, scale and gate of one branch, then of the other
       expected[:, [2, 5]] = 0.5
     np.testing.assert_array_equal(initial[name], expected, err_msg=name)
+
+
+@pytest.mark.parametrize("target", ["input", "layer_distinct"])
+def test_tables_of_targets_that_are_added_may_be_sinusoids_of_the_size_of_positions(target):
+  model = tiny_model(target=target, position_init="sinusoid", width=8, block_size=9)
+  params = nn.unbox(jit(lambda: step_lib.init_params(model, 0))())
+  tables = params["blocks"]["targets"]["embedding"] if target == "layer_distinct" else params["targets"]["embedding"][None]
+  for table in tables:
+    np.testing.assert_allclose(table[4, 0], 0.06 * math.sqrt(2) * math.sin(4), atol=1e-6)
 
 
 def test_sinusoid_tables_are_sines_and_cosines_of_the_position():

@@ -26,9 +26,9 @@ NOT_DECAYING = {
 }
 
 
-def model_shapes():
+def model_shapes(**fields):
   config = config_lib.default_config()
-  config.model.update(layers=3, width=8, heads=2, block_size=4, vocab_size=10, cond_width=6)
+  config.model.update(layers=3, width=8, heads=2, block_size=4, vocab_size=10, cond_width=6, **fields)
   return nn.unbox(jax.eval_shape(lambda: step_lib.init_params(build_model(config), 0)))
 
 
@@ -74,6 +74,17 @@ def test_kernels_and_embeddings_decay_and_biases_and_scales_never():
   mask = leaves_by_path(optimizer.decay_mask(model_shapes(), config_lib.default_config().optimizer.weight_decay_rules))
   assert {name for name, decays in mask.items() if decays} == DECAYING
   assert {name for name, decays in mask.items() if not decays} == NOT_DECAYING
+
+
+@pytest.mark.parametrize("target", ["input", "layer_shared", "layer_distinct"])
+def test_so_it_is_with_other_targets_and_with_layer_norms(target):
+  shapes = model_shapes(target=target, norm="layer")
+  mask = leaves_by_path(optimizer.decay_mask(shapes, config_lib.default_config().optimizer.weight_decay_rules))
+  table = "blocks/targets/embedding" if target == "layer_distinct" else "targets/embedding"
+  modulated = {name for name in DECAYING | NOT_DECAYING if "modulation" in name}
+  assert {name for name, decays in mask.items() if decays} == DECAYING - modulated - {"targets/embedding"} | {table}
+  assert {name for name, decays in mask.items() if not decays} == NOT_DECAYING - modulated | {
+      "blocks/norm1/bias", "blocks/norm2/bias", "final_norm/bias"}
 
 
 def test_an_update_with_zero_gradient_shrinks_what_decays_and_leaves_the_rest():

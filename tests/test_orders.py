@@ -19,7 +19,8 @@ from aogpt_jax import sharding
 from aogpt_jax.training import step as step_lib
 
 SPECS = ("left_to_right", "right_to_left", "uniform", "mix(0.5)", "fixed_random", "fixed_random(seed=3)", "block_wise",
-         "block_wise(3)", "block_wise(block=5, seed=2)", "explicit((12, 3, 0, 2, 1, 11, 10, 9, 4, 8, 5, 7, 6))")
+         "block_wise(3)", "block_wise(block=5, seed=2)", "shuffled_blocks(4)",
+         "schedule(left_to_right, block_wise(block=3), cosine, 2, 6)", "growing_blocks(1, 5, linear, 0, 4)", "explicit((12, 3, 0, 2, 1, 11, 10, 9, 4, 8, 5, 7, 6))")
 MESH_SIZES = (1, 2, 8)
 ROWS, LENGTH = 16, 13
 MICRO_BATCHES = (1, 2, 4)
@@ -65,6 +66,7 @@ def test_every_row_is_a_permutation(spec):
     ("block_wise(4)", [0, 2, 3, 1, 4, 6, 7, 5, 8, 9]),
     ("block_wise(1)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ("mix(1)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ("shuffled_blocks(1)", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]),
     ("explicit((9, 0, 2, 1, 8, 7, 6, 5, 4, 3))", [9, 0, 2, 1, 8, 7, 6, 5, 4, 3]),
 ])
 def test_fixed_orders_are_what_their_names_say(spec, order):
@@ -108,6 +110,79 @@ def test_mix_gives_a_row_its_share_over_the_steps():
   assert_shares((sigma == np.arange(LENGTH)).all(-1).mean(), 0.1, 8000)
 
 
+def test_shuffled_blocks_come_from_left_to_right_each_in_any_order():
+  sigma = np.asarray(draw("shuffled_blocks(3)", jnp.arange(6000), length=5))
+  np.testing.assert_array_equal(np.sort(sigma[:, :3], axis=1), np.tile([0, 1, 2], (6000, 1)))
+  np.testing.assert_array_equal(np.sort(sigma[:, 3:], axis=1), np.tile([3, 4], (6000, 1)))
+  for first in (3, 4):
+    assert_shares(frequencies(sigma[sigma[:, 3] == first, :3]), [1 / 6] * 6, 3000)
+
+
+@functools.partial(jit, static_argnames=("spec", "length"))
+def shares(spec, steps, length=6):
+  """For each step, the share of 3000 rows that are left to right, and that are right to left."""
+  rows = jnp.arange(3000)
+  at = lambda step: orders.draw(spec, orders.root_key(0), step, rows, length)
+  sigma = jax.lax.map(at, steps)
+  ascending = jnp.arange(length)
+  return [(sigma == order).all(-1).mean(-1) for order in (ascending, ascending[::-1])]
+
+
+@pytest.mark.parametrize("change, expected", [
+    ("linear, 100, 500", {0: 0, 100: 0, 200: 0.25, 300: 0.5, 460: 0.9, 500: 1, 10**6: 1}),
+    ("cosine, 100, 500", {99: 0, 200: 0.5 - 0.5**1.5, 300: 0.5, 400: 0.5 + 0.5**1.5, 500: 1}),
+    ("step, 100", {0: 0, 99: 0, 100: 1, 101: 1}),
+    ("step, 0", {0: 1}),
+])
+def test_a_schedule_mixes_its_distributions_as_it_says_at_every_step(change, expected):
+  before, after = shares(f"schedule(left_to_right, right_to_left, {change})", jnp.array(list(expected)))
+  share = np.array(list(expected.values()))
+  np.testing.assert_allclose(before + after, 1, rtol=1e-6)
+  observed = np.asarray(after, np.float64)
+  assert (np.abs(observed - share) <= 4 * np.sqrt(share * (1 - share) / 3000) + 1e-7).all(), observed
+
+
+def test_schedules_may_follow_one_another():
+  spec = "schedule(schedule(left_to_right, right_to_left, step, 10), left_to_right, linear, 20, 40)"
+  before, after = shares(spec, jnp.array([9, 10, 20, 30, 40]))
+  np.testing.assert_array_equal(before[jnp.array([0, 1, 2, 4])], [1, 0, 0, 1])
+  assert_shares(np.array(after[3]), 0.5, 3000)
+
+
+@pytest.mark.parametrize("spec, step, constant", [
+    ("schedule(mix(0.5), uniform, linear, 5, 9)", 5, "mix(0.5)"),
+    ("schedule(mix(0.5), uniform, linear, 5, 9)", 9, "uniform"),
+    ("schedule(mix(0.5), uniform, cosine, 5, 9)", 0, "mix(0.5)"),
+    ("schedule(mix(0.5), uniform, cosine, 5, 9)", 12, "uniform"),
+    ("schedule(mix(0.5), uniform, step, 5)", 4, "mix(0.5)"),
+    ("schedule(mix(0.5), uniform, step, 5)", 5, "uniform"),
+    ("growing_blocks(2, 5, cosine, 5, 9)", 5, "shuffled_blocks(2)"),
+    ("growing_blocks(2, 5, cosine, 5, 9)", 7, "shuffled_blocks(3)"),  # 3.5
+    ("growing_blocks(2, 5, cosine, 5, 9)", 9, "shuffled_blocks(5)"),
+    ("growing_blocks(1, 13, linear, 5, 9)", 2, "left_to_right"),
+    ("growing_blocks(1, 13, linear, 5, 9)", 9, "uniform"),
+])
+def test_before_and_after_its_change_a_schedule_draws_what_the_constant_distribution_draws(spec, step, constant):
+  rows = jnp.arange(ROWS)
+  np.testing.assert_array_equal(draw(spec, rows, jnp.int32(step)), draw(constant, rows, jnp.int32(step)))
+
+
+def test_the_steps_of_a_schedule_share_one_compilation(compilations):
+  @jax.jit
+  def scheduled(step):
+    return orders.draw("growing_blocks(1, 4, linear, 0, 6)", orders.root_key(0), step, jnp.arange(7), 12)
+
+  assert len({np.asarray(scheduled(jnp.int32(step))).tobytes() for step in range(8)}) == 7  # at 0 and 1 the blocks have one token
+  assert compilations["scheduled"] == 1
+
+
+def test_evaluation_and_sampling_refuse_what_changes_over_training():
+  orders.check_constant("mix(0.5)")
+  for spec in ("schedule(left_to_right, uniform, step, 5)", "growing_blocks(1, 4, linear, 0, 6)"):
+    with pytest.raises(ValueError, match=r"changes over training; name the one distribution"):
+      orders.check_constant(spec)
+
+
 def test_rows_steps_and_seeds_all_draw_differently():
   drawn = {tuple(order) for step in range(6) for seed in range(3)
            for order in np.asarray(draw("uniform", jnp.arange(6), step, seed=seed))}
@@ -142,6 +217,17 @@ def test_draws_do_not_depend_on_the_default_random_generator():
     ("fixed_random(-1)", r"-1.*0 or more"),
     ("fixed_random(4294967296)", r"4294967296.*2\*\*32"),  # seeds have 32 bits: this one would be that of seed 0
     ("fixed_random(18446744073709551616)", r"18446744073709551616.*2\*\*32"),
+    ("schedule(uniform, left_to_right)", r"write schedule\(before: str, after: str, change: str, begin: int, end: int = 0\)"),
+    ("schedule(unifrom, left_to_right, linear, 0, 9)", "did you mean uniform"),
+    ("schedule(uniform, mix(2), linear, 0, 9)", r"\b2\b.*from 0 to 1"),
+    ("schedule(uniform, left_to_right, square, 0, 9)", "no change 'square'; give one of linear, cosine, step"),
+    ("schedule(uniform, left_to_right, linear, -1, 9)", "begins at update -1; give 0 or more"),
+    ("schedule(uniform, left_to_right, linear, 9)", "from update 9 must end after it, and its end is 0; give both"),
+    ("schedule(uniform, left_to_right, cosine, 9, 9)", "from update 9 must end after it, and its end is 9; give both"),
+    ("schedule(uniform, left_to_right, step, 0, 9)", "has no end, and 9 is given; leave it out"),
+    ("schedule(uniform, left_to_right, linear, 0.5, 9)", "begin is 0.5; write schedule"),
+    ("growing_blocks(0, 4, linear, 0, 9)", r"\b0\b.*at least 1"),
+    ("shuffled_blocks(0)", r"\b0\b.*at least 1"),
     ("explicit", r"write explicit\(order: tuple\)"),
     ("explicit(3, 0)", r"write explicit\(order: tuple\)"),
     ("explicit([1, 0])", r"write explicit\(order: tuple\)"),
@@ -250,7 +336,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("spec", ["left_to_right", "right_to_left", "fixed_random(3)", "block_wise(block=3)", "explicit((1, 2, 0, 3))",
-                                  "uniform", "mix(0.5)"])
+                                  "uniform", "mix(0.5)", "shuffled_blocks(2)"])
 def test_a_distribution_is_single_where_every_row_has_the_same_order(spec):
   drawn = np.asarray(orders.draw(spec, orders.root_key(0), 0, jnp.arange(20), 4))
   assert orders.is_single(spec) == (drawn == drawn[0]).all()

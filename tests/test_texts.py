@@ -56,6 +56,8 @@ def test_texts_come_in_the_order_of_their_prompts_with_what_is_given_unchanged(t
     assert all((step > 0) == (log_prob < 0) for step, log_prob in zip(t.steps, t.log_probs))
     assert t.evaluations == len(set(t.steps) - {0}) and max(t.steps) <= 4
     assert t.text == BYTES.decode(t.ids)
+    assert t.sampler == dict(dtype="float32", steps=4, counts="binomial", schedule="linear", temperature=1.0, top_p=1.0,
+                             top_p_rule="standard", top_k=0, contexts=1)
 
 
 def test_samples_and_prompts_all_differ(together):
@@ -176,7 +178,7 @@ def made_up(ids, order=None):
   positions = list(range(len(ids))) if order is None else order
   steps = [int(i >= 0) for i in ids]
   return texts.Text(0, 0, 0, "", "uniform", "".join(p for p, _ in texts.pieces(ids, BYTES)), ids, positions, steps,
-                    [0.0] * len(ids), len(ids))
+                    [0.0] * len(ids), len(ids), {})
 
 
 def test_records_have_what_a_text_is_and_escape_nothing_but_what_json_must():

@@ -5,7 +5,7 @@ takes rows s*G + h*G/n .. of one endless shuffled row order. Resuming needs a st
 number of hosts. Every epoch is a new permutation.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import grain
 import numpy as np
@@ -126,9 +126,10 @@ def eval_batches(
     process_index: int = 0,
     process_count: int = 1,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields this host's (tokens int32 [G/n, T], weight float32 [G/n]) over a split, in a fixed order.
+  """Yields this host's (tokens int32 [G/n, T], lengths int32 [G/n]) over a split, in a fixed order.
 
-  The last batches are filled up with rows of zeros and weight 0, and every host gets the same number.
+  A row's length is how many of its tokens are text: T, or 0 for the rows of zeros with which the last batches are filled up.
+  Every host gets the same number of batches.
 
   Args:
     packed: of packing.prepare.
@@ -137,18 +138,39 @@ def eval_batches(
     max_sequences: evaluate on that many, evenly spread over the split; 0: all.
     process_index, process_count: h and n.
   """
-  _check_batch(batch_size, process_index, process_count)
   rows = Rows(packed, split)
   indices = evenly_spread(len(rows), max_sequences)
+  lengths = np.full(len(indices), packed.block_size, np.int32)
+  read = lambda chosen: rows.read(indices[chosen])
+  yield from batches_of(read, lengths, packed.block_size, batch_size=batch_size, process_index=process_index,
+                        process_count=process_count)
+
+
+def batches_of(
+    read: Callable[[slice], np.ndarray],
+    lengths: np.ndarray,
+    block_size: int,
+    *,
+    batch_size: int,
+    process_index: int = 0,
+    process_count: int = 1,
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+  """Yields this host's batches of N rows as `eval_batches` does.
+
+  Args:
+    read: rows of a slice of 0..N-1, int32 [n, T].
+    lengths: int32 [N], how many tokens of each row are text.
+    block_size: T.
+    batch_size, process_index, process_count: as for `eval_batches`.
+  """
+  _check_batch(batch_size, process_index, process_count)
   local = batch_size // process_count
-  for start in range(process_index * local, _round_up(len(indices), batch_size), batch_size):
-    chosen = indices[start:start + local]
-    tokens = np.zeros((local, packed.block_size), np.int32)
-    weight = np.zeros(local, np.float32)
-    if len(chosen):
-      tokens[:len(chosen)] = rows.read(chosen)
-      weight[:len(chosen)] = 1.0
-    yield tokens, weight
+  for start in range(process_index * local, _round_up(len(lengths), batch_size), batch_size):
+    chosen = slice(start, min(start + local, len(lengths)))
+    tokens, length = np.zeros((local, block_size), np.int32), np.zeros(local, np.int32)
+    if start < len(lengths):
+      tokens[:chosen.stop - start], length[:chosen.stop - start] = read(chosen), lengths[chosen]
+    yield tokens, length
 
 
 def evenly_spread(count: int, wanted: int) -> np.ndarray:

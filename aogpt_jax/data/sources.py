@@ -4,8 +4,10 @@
 
   stdlib             English prose (docstrings and comments) of the running Python's standard library
   stdlib_source      its source code
-  files:GLOB         local text files (a document each) or JSON lines (a document per line), also .gz
+  files:GLOB         local text files (a document each), JSON lines or CSV (a document per record), also .gz
+  lines:GLOB         local text files with a document per line
   tfds:NAME[/CONFIG][:VERSION]   a data set of TFDS prepared as array_record, read without TensorFlow
+  urn:LENGTH         texts of LENGTH letters each from a Pólya urn: data with no natural order, whose entropy is known
 
 Documents are held out whole. Which split a document falls into depends on a hash of the document alone
 (of its name for stdlib, of its text elsewhere, so that copies stay together), so adding documents moves
@@ -13,14 +15,19 @@ none, and duplicates never sit on both sides.
 """
 
 import ast
+import collections
+import csv
 import difflib
 import glob
 import gzip
 import hashlib
 import importlib.util
 import inspect
+import io
 import json
+import math
 import os
+import random
 import re
 import socket
 import sysconfig
@@ -56,10 +63,12 @@ class Source:
   Attributes:
     name: readable, fit for a directory name.
     fingerprint: sha256 hex digest; changes when any document, its order or its split may have changed.
+    is_shuffled: whether documents are in another order than the data set was published in.
   """
 
   name: str
   fingerprint: str
+  is_shuffled: bool = False
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     """Yields all documents of all splits in a fixed order, from number `start` on; texts may be empty."""
@@ -85,13 +94,15 @@ def documents(config) -> Source:
   kind, _, rest = config.source.partition(":")
   if kind in ("stdlib", "stdlib_source") and not rest:
     return Stdlib(config, prose=kind == "stdlib")
-  if kind == "files" and rest:
-    return Files(config, rest)
+  if kind in ("files", "lines") and rest:
+    return Files(config, rest, by_lines=kind == "lines")
   if kind == "tfds" and rest:
     return Tfds(config, rest)
+  if kind == "urn" and rest.isascii() and rest.isdigit() and int(rest):
+    return Urn(config, int(rest))
   raise ValueError(
-      f"data.source={config.source!r} is not one of 'stdlib', 'stdlib_source', 'files:GLOB', "
-      "'tfds:NAME[/CONFIG][:VERSION]'")
+      f"data.source={config.source!r} is not one of 'stdlib', 'stdlib_source', 'files:GLOB', 'lines:GLOB', "
+      "'tfds:NAME[/CONFIG][:VERSION]', 'urn:LENGTH'")
 
 
 def held_out_split(key: str, validation_fraction: float, test_fraction: float) -> str:
@@ -262,17 +273,24 @@ def _pydoc_topics(source: str) -> str:
 # --- files ------------------------------------------------------------------------------------------
 
 
-class Files(Source):
-  """Local files by glob: .jsonl and .ndjson hold a document per line, any other file is one document."""
+# By the end of a file's name without .gz: what holds a document per record, in a field. Any other file is text.
+_RECORDS = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
+_LONGEST_FIELD = 1 << 30  # characters of a CSV field; the csv module's own limit is 131,072
 
-  def __init__(self, config, pattern: str):
+
+class Files(Source):
+  """Local files by glob: a document per record of .jsonl, .ndjson, .csv and .tsv, or per line; any other file is one document."""
+
+  def __init__(self, config, pattern: str, by_lines: bool = False):
     paths = glob.glob(os.path.expanduser(pattern), recursive=True)
     self._paths = sorted(path for path in paths if os.path.isfile(path))
+    self._by_lines = by_lines
+    kind = "lines" if by_lines else "files"
     if os.path.isdir(os.path.expanduser(pattern)):
-      raise FileNotFoundError(f"data.source='files:{pattern}' is a directory; name its files: 'files:{pattern}/**/*.txt'")
+      raise FileNotFoundError(f"data.source='{kind}:{pattern}' is a directory; name its files: '{kind}:{pattern}/**/*.txt'")
     if not self._paths:
       raise FileNotFoundError(
-          f"data.source='files:{pattern}' matches no file (from {os.getcwd()}); check the pattern and quote "
+          f"data.source='{kind}:{pattern}' matches no file (from {os.getcwd()}); check the pattern and quote "
           "it in the shell")
     stem = re.sub(r"[^a-z0-9]+", "_", Path(self._paths[0]).name.split(".")[0].lower()).strip("_")
     self.name = f"files_{stem}" if stem else "files"
@@ -280,7 +298,7 @@ class Files(Source):
     self._fractions = (config.validation_fraction, config.test_fraction)
     self.fingerprint = _fingerprint(
         {"source": "files", "fractions": self._fractions, "text_field": self._text_field,
-         "kinds": [_is_json_lines(path) for path in self._paths]}, self._paths)
+         "kinds": [self._kind(path) for path in self._paths]}, self._paths)
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     total = sum(os.path.getsize(path) for path in self._paths) or 1
@@ -293,22 +311,59 @@ class Files(Source):
         number += 1
       done += size
 
+  def _kind(self, path: str) -> str:
+    """text, lines, json or csv."""
+    return "lines" if self._by_lines else _RECORDS.get(_ending(path), "text")
+
   def _file(self, path: str) -> Iterator[tuple[str, str, float]]:
     """Yields (id, text, fraction of the file read)."""
-    size = os.path.getsize(path) or 1
+    size, kind = os.path.getsize(path) or 1, self._kind(path)
     with open(path, "rb") as raw, (gzip.open(raw) if path.endswith(".gz") else raw) as f:
       try:
-        if not _is_json_lines(path):
+        if kind == "text":
           yield path, _decode(f.read(), path, 0), 1.0
           return
-        offset = 0
-        for number, line in enumerate(f, 1):
-          if line.strip():
-            where = f"{path}:{number}"
-            yield where, self._json_text(_decode(line, path, offset), where), min(raw.tell() / size, 1.0)
-          offset += len(line)
+        texts = self._csv(f, path) if kind == "csv" else self._lines(f, path, kind)
+        for where, text in texts:
+          yield where, text, min(raw.tell() / size, 1.0)
       except (gzip.BadGzipFile, EOFError) as e:
         raise ValueError(f"{path}: not a complete gzip file ({e}); download or compress it again") from None
+
+  def _lines(self, file, path: str, kind: str) -> Iterator[tuple[str, str]]:
+    offset = 0
+    for number, line in enumerate(file, 1):
+      where, text = f"{path}:{number}", _decode(line, path, offset)
+      offset += len(line)
+      if kind == "lines":
+        yield where, text.rstrip("\r\n")
+      elif text.strip():
+        yield where, self._json_text(text, where)
+
+  def _csv(self, file, path: str) -> Iterator[tuple[str, str]]:
+    text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+    csv.field_size_limit(_LONGEST_FIELD)
+    reader = csv.DictReader(text, delimiter="\t" if path.removesuffix(".gz").endswith(".tsv") else ",", strict=True)
+    try:
+      for record in reader:
+        where = f"{path}:{reader.line_num}"
+        value = self._field(record, where)
+        if value is None:
+          raise ValueError(f"{where}: has {len([v for v in record.values() if v is not None])} columns and none for the field "
+                           f"{self._text_field!r}; each record needs all columns of the first line")
+        yield where, value
+    except csv.Error as e:
+      raise ValueError(f"{path}:{reader.line_num}: not CSV ({e}); quote fields that hold quotes or line ends") from None
+    except UnicodeDecodeError as e:
+      raise ValueError(f"{path}: invalid UTF-8 after line {reader.line_num} ({e.object[e.start]:#04x}); re-encode the file, for "
+                       f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.csv") from None
+    finally:
+      text.detach()
+
+  def _field(self, record: dict, where: str):
+    if self._text_field not in record:
+      raise ValueError(
+          f"{where}: no field {self._text_field!r}; it has {sorted(filter(None, record))}: set data.text_field to one of these")
+    return record[self._text_field]
 
   def _json_text(self, line: str, where: str) -> str:
     try:
@@ -317,10 +372,7 @@ class Files(Source):
       raise ValueError(f"{where}: not JSON ({e.msg} at column {e.colno}); each line must be one object") from None
     if not isinstance(record, dict):
       raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object with the field {self._text_field!r}")
-    if self._text_field not in record:
-      raise ValueError(
-          f"{where}: no field {self._text_field!r}; it has {sorted(record)}: set data.text_field to one of these")
-    text = record[self._text_field]
+    text = self._field(record, where)
     if not isinstance(text, str):
       raise ValueError(f"{where}: field {self._text_field!r} holds a {type(text).__name__}, not a string")
     try:
@@ -331,8 +383,13 @@ class Files(Source):
     return text
 
 
-def _is_json_lines(path: str) -> bool:
-  return path.removesuffix(".gz").endswith((".jsonl", ".ndjson"))
+def is_records(path: str) -> bool:
+  """Whether a file holds a document per record, by its name."""
+  return _ending(path) in _RECORDS
+
+
+def _ending(path: str) -> str:
+  return os.path.splitext(path.removesuffix(".gz"))[1]
 
 
 def _decode(data: bytes, path: str, offset: int) -> str:
@@ -345,6 +402,48 @@ def _decode(data: bytes, path: str, offset: int) -> str:
     raise ValueError(
         f"{path}: invalid UTF-8 at byte {start} ({data[start - offset]:#04x}); re-encode the file, for "
         f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.txt") from None
+
+
+# --- urn --------------------------------------------------------------------------------------------
+
+_URN_LETTERS = "abcdefghijklmnop"
+_URN_START = 4.0  # balls in the urn at first, in all letters together: the fewer, the more a text repeats its letters
+_URN_TEXTS = 60_000
+
+
+class Urn(Source):
+  """Texts from a Pólya urn each: a letter is drawn, and put back with another of its kind.
+
+  All orders of a text's letters are equally probable (it is exchangeable), so that no order of prediction is easier than another.
+  """
+
+  def __init__(self, config, length: int):
+    self.name = f"urn_{length}"
+    self._length = length
+    self._fractions = (config.validation_fraction, config.test_fraction)
+    self.fingerprint = _fingerprint(
+        {"source": "urn", "length": length, "letters": _URN_LETTERS, "start": _URN_START, "texts": _URN_TEXTS,
+         "fractions": self._fractions}, [])
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    for number in range(start, _URN_TEXTS):
+      draw = random.Random(number)
+      letters = []
+      for drawn in range(self._length):
+        # Either one of the balls that were put in since, which are the letters drawn so far, or one of those at first.
+        old = draw.random() * (_URN_START + drawn) < drawn
+        letters.append(draw.choice(letters if old else _URN_LETTERS))
+      key = f"text {number}"
+      yield Document(held_out_split(key, *self._fractions), key, "".join(letters), (number + 1) / _URN_TEXTS)
+
+
+def urn_nats(text: str) -> float:
+  """-log p of a text of `Urn`, in nats."""
+  counts, nats = collections.Counter(), 0.0
+  for drawn, letter in enumerate(text):
+    nats -= math.log((_URN_START / len(_URN_LETTERS) + counts[letter]) / (_URN_START + drawn))
+    counts[letter] += 1
+  return nats
 
 
 # --- tfds -------------------------------------------------------------------------------------------
@@ -371,6 +470,7 @@ class Tfds(Source):
     self._fractions = tuple(
         0.0 if named[split] else config[f"{split}_fraction"] for split in ("validation", "test"))
     self._check_splits()
+    self.is_shuffled = not self._builder.info.disable_shuffling
     directory = self._builder.data_dir
     self.fingerprint = _fingerprint(
         {"source": "tfds", "name": name, "field": self._field, "splits": self._splits,

@@ -6,6 +6,7 @@ Every tokenizer has one id beyond its text ids, the document boundary. It never 
 
 import base64
 import binascii
+import functools
 import hashlib
 import os
 import re
@@ -77,6 +78,23 @@ class Tokenizer:
       else:
         out.append(BOUNDARY.encode() if i == self.boundary_id else "\ufffd".encode())
     return b"".join(out).decode("utf-8", errors="replace")
+
+  def word_starts(self, ids: np.ndarray) -> np.ndarray:
+    """How many words begin in each token of a text, int [n]; a word is a run of bytes that are no ASCII whitespace.
+
+    The boundary ends a word and is none.
+    """
+    inside, first, last = self._word_tables
+    before = np.concatenate([[True], last[ids[:-1]]]) if len(ids) else np.zeros(0, bool)
+    return inside[ids] + (first[ids] & before)
+
+  @functools.cached_property
+  def _word_tables(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Of each id: the words that begin after its first byte, whether that is of a word, and whether a word is over at its end."""
+    tokens = [*self._token_bytes, b" "]  # the boundary is like a blank
+    is_first = np.array([not token[:1].isspace() for token in tokens])
+    is_over = np.array([token[-1:].isspace() for token in tokens])
+    return np.array([len(token.split()) for token in tokens]) - is_first, is_first, is_over
 
   def token_bytes(self) -> np.ndarray:
     """Returns int32 [V'], the number of bytes that each id stands for; 0 for the boundary."""

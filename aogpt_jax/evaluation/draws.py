@@ -30,7 +30,8 @@ class Drawn:
   tokens: np.ndarray  # int32 [B, T]
   orders: np.ndarray  # int32 [B, T], sigma
   nll: np.ndarray  # float64 [B, T], nats of sigma(i) after sigma(<i)
-  targets: np.ndarray  # int [B, I], places i, ascending
+  lengths: np.ndarray  # int [B], tokens of each sequence; what is past its end comes last in sigma, and is not to be counted
+  targets: np.ndarray  # int [B, I], places i, ascending; those past the length, where a sequence has fewer, are not to be counted
   visits: np.ndarray  # int32 [B, R, T], uniform permutations, independent of each other and of sigma
 
 
@@ -43,7 +44,8 @@ def draw(
   Args:
     model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     num_visits: R, permutations of each sequence.
     num_targets: I, of each sequence, drawn without replacement; 0: all.
@@ -51,40 +53,42 @@ def draw(
     seed: of all draws.
 
   Raises:
-    ValueError: there are no sequences, or fewer targets than asked for.
+    ValueError: there are no sequences, or fewer targets than asked for, or the distribution changes over training.
   """
+  orders.check_constant(spec)
   to_device = functools.partial(jax.make_array_from_process_local_data, sharding.batch_sharding(mesh))
   key = jax.device_put(orders.root_key(seed), sharding.replicated(mesh))
   first_row, there_are_some = 0, False
-  for tokens, weight in batches:
+  for tokens, lengths in batches:
     length = tokens.shape[1]
     if num_targets > length:
       raise ValueError(f"num_targets is {num_targets}, and sequences have {length}; give at most that, or 0 for all.")
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
-    arrays = to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(weight, np.float32))
-    tokens, weight, sigma, nll, visits, lots = jax.device_get(_draw(model, mesh, num_visits, spec, params, *arrays, row, key))
-    keep = weight > 0
+    arrays = to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(lengths, np.int32))
+    tokens, lengths, sigma, nll, visits, lots = jax.device_get(_draw(model, mesh, num_visits, spec, params, *arrays, row, key))
+    keep = lengths > 0
     targets = np.sort(lots[:, : num_targets or length], axis=1)
-    first_row += len(weight)
+    first_row += len(lengths)
     if keep.any():
       there_are_some = True
-      yield Drawn(tokens[keep], sigma[keep], nll[keep].astype(np.float64), targets[keep], visits.swapaxes(0, 1)[keep])
+      yield Drawn(tokens[keep], sigma[keep], nll[keep].astype(np.float64), lengths[keep], targets[keep],
+                  visits.swapaxes(0, 1)[keep])
   if not there_are_some:
     raise ValueError("there is nothing to evaluate: the split has no sequences.")
 
 
 @functools.partial(jax.jit, static_argnames=("model", "mesh", "num_visits", "spec"))
-def _draw(model, mesh, num_visits, spec, params, tokens, weight, first_row, key):
+def _draw(model, mesh, num_visits, spec, params, tokens, lengths, first_row, key):
   batch, length = tokens.shape
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
-  sigma = orders.draw(spec, key, 0, rows, length)
+  sigma = orders.within(orders.draw(spec, key, 0, rows, length), lengths)
   uniform = lambda key, n: orders.draw("uniform", key, n, rows, length)
-  lots = uniform(jax.random.fold_in(key, 1 << 30), 0)
+  lots = orders.within(uniform(jax.random.fold_in(key, 1 << 30), 0), lengths)
   visit_key = jax.random.fold_in(key, (1 << 30) + 1)
   visits = jax.lax.map(lambda m: uniform(visit_key, m), jnp.arange(num_visits))
   with sharding.on_mesh(mesh):
     nll = objectives.any_order_nll(model, params, tokens, sigma)
-  return jax.lax.with_sharding_constraint((tokens, weight, sigma, nll, visits, lots), sharding.replicated(mesh))
+  return jax.lax.with_sharding_constraint((tokens, lengths, sigma, nll, visits, lots), sharding.replicated(mesh))
 
 
 def score(model: nn.Module, params: Any, drawn: Drawn, *, mesh: Mesh, lanes: int) -> np.ndarray:

@@ -55,7 +55,8 @@ def evaluate(
   Args:
     model: a decoder.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     num_contexts: M, the drawn order among them.
     num_targets: of each sequence, a random subset; 0: all of them, which is exact.
@@ -75,23 +76,25 @@ def evaluate(
     nll = draws.score(model, params, d, mesh=mesh, lanes=lanes)
     own = np.take_along_axis(d.nll, d.targets, axis=1)
     nll = np.concatenate([own[..., None], nll], axis=2)
-    drawn.append(d.nll)
+    drawn.append((np.where(np.arange(d.nll.shape[1]) < d.lengths[:, None], d.nll, 0.0).sum(axis=1), d.lengths, d.targets))
     for size, values in takes.items():
       values.append(likelihood.nll_of_mean(nll[..., :size]) - own)
-    progress(sum(map(len, drawn)))
-  drawn = np.concatenate(drawn)
-  return {size: _summary(size, drawn, np.concatenate(values)) for size, values in takes.items()}
+    progress(sum(len(sums) for sums, _, _ in drawn))
+  drawn = tuple(map(np.concatenate, zip(*drawn)))
+  return {size: _summary(size, *drawn, np.concatenate(values)) for size, values in takes.items()}
 
 
-def _summary(size: int, drawn: np.ndarray, takes: np.ndarray) -> Ensemble:
-  """From nats in the drawn order [B, T] and what an ensemble adds to those of some targets [B, I]."""
-  (sequences, length), targets = drawn.shape, takes.shape[1]
-  of_sequences = drawn.mean(axis=1) + takes.mean(axis=1)
-  mean = float(of_sequences.mean())
+def _summary(size: int, sums: np.ndarray, lengths: np.ndarray, targets: np.ndarray, takes: np.ndarray) -> Ensemble:
+  """From the nats of B sequences in the drawn order, and what an ensemble adds to those of some targets [B, I]."""
+  scored = targets < lengths[:, None]
+  counts = scored.sum(axis=1)
+  take = np.where(scored, takes, 0.0).sum(axis=1) / counts
+  mean, stderr = likelihood.per_token(sums + lengths * take, lengths)
   # Simple random sampling without replacement: there is no error where all are taken.
-  variance = takes.var(axis=1, ddof=1) / targets * (1 - targets / length) if targets > 1 else np.full(sequences, np.nan)
+  rest = np.where(scored, takes - take[:, None], 0.0)
+  with np.errstate(divide="ignore", invalid="ignore"):
+    variance = np.where(counts == lengths, 0.0, np.square(rest).sum(axis=1) / (counts - 1) / counts * (1 - counts / lengths))
   return Ensemble(
-      contexts=size, nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
-      stderr_sequences=float(of_sequences.std(ddof=1) / math.sqrt(sequences)) if sequences > 1 else math.nan,
-      stderr_targets=0.0 if targets == length else float(np.sqrt(variance.sum()) / sequences),
-      targets=targets, sequences=sequences, tokens=sequences * length)
+      contexts=size, nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)), stderr_sequences=stderr,
+      stderr_targets=float(np.sqrt(np.square(lengths) @ variance) / lengths.sum()), targets=targets.shape[1],
+      sequences=len(sums), tokens=int(lengths.sum()))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 import dataclasses
+import functools
 import json
 import math
 import pathlib
@@ -9,8 +10,10 @@ import re
 from typing import Any
 
 import jax
+import ml_collections
 import numpy as np
 
+from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import orders
 from aogpt_jax.data import baselines
@@ -21,7 +24,9 @@ from aogpt_jax.evaluation import likelihood
 from aogpt_jax.evaluation import mdm_gap
 from aogpt_jax.run import Run
 
-SEED = 0  # of all orders and permutations
+
+# By what it is done for, batches of tokens and lengths, and who is to be told how many sequences are done.
+Batches = Callable[[str], tuple[Iterator[tuple[np.ndarray, np.ndarray]], Callable[[int], None]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,18 +44,22 @@ def label(spec: str) -> str:
 
 
 def report(run: Run, params: Any) -> Report:
-  """All that config.eval asks for, of the whole text that it names."""
+  """All that config.eval asks for, of the text that it names."""
+  return score(run, params, functools.partial(_batches, run, run.evaluated, run.split, run.config.eval.limit))
+
+
+def score(run: Run, params: Any, batches: Batches) -> Report:
+  """All that config.eval asks for, of any text."""
   config = run.config.eval
-  shared = dict(mesh=run.mesh, num_targets=config.targets, seed=SEED, lanes=config.lanes)
-  scored = lambda what: _batches(run, run.evaluated, run.split, 0, what)
-  likelihoods = _likelihoods(run, params, *scored("evaluating"))
+  shared = dict(mesh=run.mesh, num_targets=config.targets, seed=config.seed, lanes=config.lanes)
+  likelihoods = _likelihoods(run, params, *batches("evaluating"))
   ensembles, gaps = {}, None
   if config.ensemble > 1:
-    batches, progress = scored("averaging over contexts of")
-    ensembles = ensemble.evaluate(run.model, params, batches, num_contexts=config.ensemble, progress=progress, **shared)
+    rows, progress = batches("averaging over contexts of")
+    ensembles = ensemble.evaluate(run.model, params, rows, num_contexts=config.ensemble, progress=progress, **shared)
   if config.gap:
-    batches, progress = scored("comparing contexts of")
-    gaps = mdm_gap.evaluate(run.model, params, batches, mixture_size=config.gap, progress=progress, **shared)
+    rows, progress = batches("comparing contexts of")
+    gaps = mdm_gap.evaluate(run.model, params, rows, mixture_size=config.gap, progress=progress, **shared)
   return Report(likelihoods, ensembles, gaps)
 
 
@@ -75,8 +84,8 @@ def _likelihoods(run, params, batches, progress):
   repeats = {spec: 1 if orders.is_single(spec) else config.orders for spec in config.distributions}
   masks = config.masks if run.config.model.architecture == "encoder" else 0
   results = likelihood.evaluate(
-      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, masks=masks, seed=SEED,
-      progress=progress)
+      run.model, params, batches, mesh=run.mesh, token_bytes=run.tokenizer.token_bytes(), repeats=repeats, masks=masks,
+      seed=config.seed, progress=progress)
   return {label(spec): result for spec, result in results.items()}
 
 
@@ -107,7 +116,7 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   for size, e in found.ensembles.items():
     some = f", {e.targets} tokens a sequence" if e.stderr_targets else ""
     add(f"ensemble of {size} context order{'s'[: size > 1]}{some}", e.nats_per_token, e.stderr_sequences)
-  lines = _aligned(rows)
+  lines = aligned(rows)
   if found.gaps:
     g = found.gaps
     rows = [("masked-diffusion loss - any-order loss", "nats/token", "", "% of any-order loss", "")]
@@ -115,35 +124,57 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
       name = {"random": "random order of the context", "sorted": "context left to right"}.get(
           name, f"mixture of {g.mixture_size} context orders")
       rows.append((name, f"{gap.difference:+.4f}", f"+- {gap.stderr:.4f}", f"{gap.percent:+.2f}", f"+- {gap.percent_stderr:.2f}"))
-    lines += ["", *_aligned(rows)]
+    lines += ["", *aligned(rows)]
   return "\n".join(lines)
 
 
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
+def aligned(rows: list[tuple[str, ...]]) -> list[str]:
+  """Lines of a table, the first column to the left and the others to the right."""
   widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
   return ["  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths))).rstrip()
           for row in rows]
 
 
+def markdown(rows: list[tuple[str, ...]]) -> str:
+  """A table in Markdown; the first row is its head."""
+  lines = [" | ".join(row) for row in (rows[0], ("---",) * len(rows[0]), *rows[1:])]
+  return "\n".join(f"| {line} |" for line in lines)
+
+
+def finite(value: Any) -> Any:
+  """The same with None for each number that JSON does not have."""
+  if isinstance(value, dict):
+    return {k: finite(v) for k, v in value.items()}
+  return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> pathlib.Path:
   """All figures of an evaluation with what they were computed from, in the run's workdir; returns the path."""
   config = run.config.eval
-
-  def finite(value):  # JSON has no nan
-    if isinstance(value, dict):
-      return {k: finite(v) for k, v in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
   fields = lambda result: finite(dataclasses.asdict(result))
   record = {
-      "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": "ema",
-      "architecture": run.config.model.architecture, "objective": run.config.objective,
-      "dtype": run.config.model.dtype, "seed": SEED, "tokenizer": run.config.data.tokenizer, "eval": config.to_dict(),
+      "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": config.weights,
+      "seed": config.seed, "config": run.config.to_dict(),
       "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
       "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
       "mdm_gap": fields(found.gaps) if found.gaps else None}
-  name = re.sub(r"\W+", "_", config.source).strip("_") if config.source else config.split
-  path = run.workdir / f"eval_{name[-100:]}.json"
+  path = _json_path(run.workdir, run.config)
   if jax.process_index() == 0:
     path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
   return path
+
+
+def is_done(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> bool:
+  """Whether a workdir holds the evaluation that a config asks for, of the last step of a run with this config."""
+  try:
+    record = json.loads(_json_path(workdir, config).read_text(encoding="utf-8"))
+    theirs = config_lib.completed(config_lib.from_dict(record["config"]))
+  except (OSError, ValueError, KeyError):  # not there, half written, or of a version that did not say
+    return False
+  same = not config_lib.differences(config, theirs) and config_lib.flat(theirs.eval) == config_lib.flat(config.eval)
+  return same and record["step"] >= config.steps
+
+
+def _json_path(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> pathlib.Path:
+  name = re.sub(r"\W+", "_", config.eval.source).strip("_") if config.eval.source else config.eval.split
+  return workdir / f"eval_{name[-100:]}.json"

@@ -29,10 +29,10 @@ class Likelihood:
   perplexity: float  # exp(nats_per_token)
   bits_per_byte: float  # total bits over the UTF-8 bytes that the scored tokens stand for
   stderr_sequences: float  # of nats_per_token, over the sequences
-  stderr_orders: float  # of nats_per_token, over the repeated orders of the same text; nan for one order or none
+  stderr_orders: float  # of nats_per_token, over the repeated orders of the same text; nan for one order or masks
   # -log of the mean over the orders of p(sequence | order), per token: with K orders, a bound on the likelihood of the mixture
-  # of all orders that tightens in expectation with K (Burda et al., arXiv 1509.00519); for one order it is nats_per_token, and
-  # from masks it is not known: nan.
+  # of all orders that tightens in expectation with K (Burda et al., arXiv 1509.00519); for one order it is nats_per_token,
+  # and from masks it is not known: nan.
   iw_nats_per_token: float
   iw_stderr_sequences: float  # of iw_nats_per_token, over the sequences
   orders: int  # per sequence, R and K; 0 where it is estimated from masks
@@ -52,7 +52,8 @@ def evaluate(
   Args:
     model: a decoder, or an encoder, which needs T passes for an order.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     token_bytes: int32 [V'], bytes that each token stands for.
     repeats: name of a distribution (see `orders.parse`) -> orders drawn per sequence.
@@ -61,40 +62,62 @@ def evaluate(
     seed: of the orders; a sequence's orders depend on its index alone, not on the batch size.
     progress: called with the number of sequences scored so far.
   """
+  for spec in repeats:
+    orders.check_constant(spec)
   masks = masks if "uniform" in repeats else 0
   plan = tuple((spec, count) for spec, count in repeats.items() if not (masks and spec == "uniform"))
   batch_sharding = sharding.batch_sharding(mesh)
   to_device = functools.partial(jax.make_array_from_process_local_data, batch_sharding)
   table = jax.device_put(np.asarray(token_bytes, np.int32), sharding.replicated(mesh))
-  nll, weights, size, first_row, length = [], [], [], 0, 0
-  for tokens, weight in batches:
-    length = tokens.shape[1]
-    batch = (to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(weight, np.float32)))
+  nll, lengths, size, first_row = [], [], [], 0
+  for tokens, length in batches:
+    batch = (to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(length, np.int32)))
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
     out = jax.device_get(_score(model, mesh, plan, masks, seed, params, *batch, row, table))
-    for total, x in zip((nll, weights, size), out):
+    for total, x in zip((nll, lengths, size), out):
       total.append(np.asarray(x, np.float64))
     first_row += batch[0].shape[0]
-    progress(int(sum(w.sum() for w in weights)))
+    progress(int(sum((x > 0).sum() for x in lengths)))
   if not nll:
     raise ValueError("there is nothing to evaluate: the split has no sequences.")
-  keep = np.concatenate(weights) > 0
-  nll_RB = np.concatenate(nll, axis=1)[:, keep] / length  # nats per token, by order and sequence
-  sequences, size = int(keep.sum()), int(np.concatenate(size)[keep].sum())
+  lengths = np.concatenate(lengths)
+  keep = lengths > 0
+  nll_RB, lengths, size = np.concatenate(nll, axis=1)[:, keep], lengths[keep], np.concatenate(size)[keep].sum()
   results, start = {}, 0
-  for name, count in (*plan, *([("uniform", masks)] if masks else [])):
-    part, start = nll_RB[start : start + count], start + count
-    mean = float(part.mean())
-    spread = lambda x: float(np.std(x, ddof=1) / math.sqrt(len(x))) if len(x) > 1 else math.nan
-    from_masks = masks > 0 and name == "uniform"
-    bounds = np.full(sequences, np.nan) if from_masks else nll_of_mean(part * length, axis=0) / length
-    results[name] = Likelihood(
-        nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
-        bits_per_byte=mean * sequences * length / max(size, 1) / math.log(2),
-        stderr_sequences=spread(part.mean(axis=0)), stderr_orders=math.nan if from_masks else spread(part.mean(axis=1)),
-        iw_nats_per_token=float(bounds.mean()), iw_stderr_sequences=spread(bounds), orders=0 if from_masks else count,
-        masks=count if from_masks else 0, sequences=sequences, tokens=sequences * length, bytes=size)
-  return {name: results[name] for name in repeats}
+  for name, count in plan:
+    results[name] = summary(nll_RB[start : start + count], lengths, int(size))
+    start += count
+  if masks:
+    estimate = summary(nll_RB[start:], lengths, int(size))
+    results["uniform"] = dataclasses.replace(
+        estimate, stderr_orders=math.nan, iw_nats_per_token=math.nan, iw_stderr_sequences=math.nan, orders=0, masks=masks)
+  return {spec: results[spec] for spec in repeats}
+
+
+def summary(nll_RB: np.ndarray, lengths: np.ndarray, size: int) -> Likelihood:
+  """From the summed nats of each of B sequences in each of R orders, the sequences' tokens [B], and their bytes in all."""
+  count, sequences = nll_RB.shape
+  mean, stderr = per_token(nll_RB.mean(axis=0), lengths)
+  bound, bound_stderr = per_token(nll_of_mean(nll_RB, axis=0), lengths)
+  by_order = nll_RB.sum(axis=1) / lengths.sum()
+  return Likelihood(
+      nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
+      bits_per_byte=float(nll_RB.mean(axis=0).sum()) / max(size, 1) / math.log(2), stderr_sequences=stderr,
+      stderr_orders=float(by_order.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
+      iw_nats_per_token=bound, iw_stderr_sequences=bound_stderr, orders=count, masks=0, sequences=sequences,
+      tokens=int(lengths.sum()), bytes=size)
+
+
+def per_token(sums: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:
+  """Mean over tokens of something summed over each of B sequences of these lengths, and its standard error over the sequences.
+
+  Where lengths differ, the mean is a ratio of two sums, and the error is that of a ratio (delta method).
+  """
+  count, tokens = len(sums), lengths.sum()
+  mean = float(sums.sum() / tokens)
+  if count < 2:
+    return mean, math.nan
+  return mean, float(np.sqrt(np.square(sums - mean * lengths).sum() * count / (count - 1)) / tokens)
 
 
 def nll_of_mean(nll: np.ndarray, axis: int = -1) -> np.ndarray:
@@ -105,8 +128,8 @@ def nll_of_mean(nll: np.ndarray, axis: int = -1) -> np.ndarray:
 
 
 @functools.partial(jax.jit, static_argnames=("model", "mesh", "plan", "masks", "seed"))
-def _score(model, mesh, plan, masks, seed, params, tokens, weight, first_row, token_bytes):
-  """Summed nats [R, B] over all orders of the plan and then over the masks, weights [B] and bytes [B], on every process."""
+def _score(model, mesh, plan, masks, seed, params, tokens, lengths, first_row, token_bytes):
+  """Summed nats [R, B] over all orders of the plan and then over the masks, lengths [B] and bytes [B], on every process."""
   batch, length = tokens.shape
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
   key = orders.root_key(seed)
@@ -114,14 +137,18 @@ def _score(model, mesh, plan, masks, seed, params, tokens, weight, first_row, to
 
   def score(sigma_BT):
     with sharding.on_mesh(mesh):
-      return objectives.any_order_nll(model, params, tokens, sigma_BT).sum(axis=1)
+      nll_BT = objectives.any_order_nll(model, params, tokens, orders.within(sigma_BT, lengths))
+    return jnp.where(is_text, nll_BT, 0.0).sum(axis=1)  # the padding is last, in an order as in the text
 
   def estimate(r):
-    masked = objectives.mask_end(orders.draw("uniform", key, r, rows, length), objectives.stratum(key, r, masks, rows))
+    sigma_BT = orders.within(orders.draw("uniform", key, r, rows, length), lengths)
+    masked, count = objectives.mask_end(sigma_BT, objectives.stratum(key, r, masks, rows), lengths)
     with sharding.on_mesh(mesh):
-      return objectives.masked_nll(model, params, tokens, masked) * length
+      nll_BT = objectives.nll_given_rest(model, params, tokens, masked)
+    return jnp.where(is_text & masked, nll_BT, 0.0).sum(axis=1) * lengths / count
 
+  is_text = jnp.arange(length) < lengths[:, None]
   nats = [jax.lax.map(score, jnp.stack(sigma))] if sigma else []
   nats += [jax.lax.map(estimate, jnp.arange(masks))] if masks else []
-  out = jnp.concatenate(nats), weight, token_bytes[tokens].sum(axis=1)
+  out = jnp.concatenate(nats), lengths, jnp.where(is_text, token_bytes[tokens], 0).sum(axis=1)
   return jax.lax.with_sharding_constraint(out, sharding.replicated(mesh))

@@ -67,7 +67,8 @@ def evaluate(
   Args:
     model: a decoder or an encoder.
     params: its parameters, sharded over `mesh`.
-    batches: this process's rows: tokens int32 [b, T] and weight float32 [b], 0 for a row that is padding.
+    batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
+      of a row are text.
     mesh: from `sharding.make_mesh`.
     mixture_size: M of `mixture`, at least 2.
     num_targets: triples of each sequence, with k drawn without replacement; 0: one for every k.
@@ -76,12 +77,14 @@ def evaluate(
     progress: called with the number of sequences scored so far.
 
   Raises:
-    ValueError: no sequences, or numbers out of range.
+    ValueError: no sequences, sequences that do not fill their row, or numbers out of range.
   """
   if mixture_size < 2 or num_targets < 0:
     raise ValueError(f"mixture_size is {mixture_size} and num_targets is {num_targets}; they must be at least 2 and 0.")
   own, permuted, ascending = [], [], []
   for d in draws.draw(model, params, batches, mesh=mesh, num_visits=mixture_size - 1, num_targets=num_targets, seed=seed):
+    if d.lengths.min() < d.tokens.shape[1]:
+      raise ValueError(f"a sequence has {d.lengths.min()} tokens; the gap is of whole blocks of {d.tokens.shape[1]}.")
     natural = np.broadcast_to(np.arange(d.tokens.shape[1], dtype=d.visits.dtype), (len(d.tokens), 1, d.tokens.shape[1]))
     d = dataclasses.replace(d, visits=np.concatenate([d.visits, natural], axis=1))
     nll = draws.score(model, params, d, mesh=mesh, lanes=lanes)

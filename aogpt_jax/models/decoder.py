@@ -1,7 +1,9 @@
 """The any-order decoder: a causal transformer over entries in generation order.
 
 Entry i holds what is known before step i: the start embedding for i = 0, else the token at orders[i-1] with its position.
-It is conditioned on its target position orders[i], and its logits predict the token there (Xue et al., arXiv 2506.19935).
+It is told its target position orders[i], and its logits predict the token there (Xue et al., arXiv 2506.19935). How it is
+told is `config.model.target`: by adaLN; by a row of a table that is added to the input (sigma-GPT, Pannatier et al., arXiv
+2404.09562) or before every layer; or by rows of another table for each layer.
 
 One set of weights, two ways to run: `__call__` takes all entries at once (training, scoring), `extend` takes entries
 against a cache (sampling). Both run the same `Block`.
@@ -18,13 +20,18 @@ from aogpt_jax import attention
 from aogpt_jax import sharding
 from aogpt_jax.models import layers
 
-# What the tables of positions and of target positions start from, by `config.model.position_init`. From random rows a model
-# has to find out which positions are neighbours, pair by pair; sinusoids tell it, which shortens that for small models:
-# the positions stand out from the tokens they are added to, and the targets reach the modulation at full size.
+# By `config.model.position_init`, and from what all other tables start from: what the tables of positions and targets that are
+# added to entries start from, and that of the targets of adaLN. From random rows a model has to find out which positions are
+# neighbours, pair by pair; sinusoids tell it, which shortens that for small models: the positions stand out from the tokens they
+# are added to, and the targets reach the modulation at full size.
 POSITION_INITS = {
-    "normal": (layers.truncated_normal(layers.INIT_STD),) * 2,
-    "sinusoid": (layers.sinusoids(3 * layers.INIT_STD), layers.sinusoids(1.0)),
+    "normal": lambda normal: (normal, normal),
+    "sinusoid": lambda normal: (layers.sinusoids(3 * layers.INIT_STD), layers.sinusoids(1.0)),
 }
+
+
+def _norm(kind: str, bias: bool, **kw: Any) -> nn.Module:
+  return layers.LayerNorm("embed", bias=bias, **kw) if kind == "layer" else layers.RMSNorm("embed", **kw)
 
 
 class Modulation(nn.Module):
@@ -36,6 +43,8 @@ class Modulation(nn.Module):
   param_dtype: Any
   gates: tuple[int, ...] = ()  # which of the parts are gates,
   gate_init: float = 0.0  # and what their biases start from
+  bias: bool = True
+  weight_init: str = "truncated_normal"
 
   @nn.compact
   def __call__(self, cond: jax.Array) -> list[jax.Array]:
@@ -45,14 +54,18 @@ class Modulation(nn.Module):
       return jnp.zeros(shape, dtype).at[jnp.array(self.gates, int)].set(self.gate_init)
 
     modulation = layers.Dense(
-        (self.parts, self.width), ("condition", "modulation", "embed"), bias_init=bias_init,
-        dtype=self.dtype, param_dtype=self.param_dtype, name="dense",
+        (self.parts, self.width), ("condition", "modulation", "embed"), bias=self.bias, bias_init=bias_init,
+        weight_init=self.weight_init, dtype=self.dtype, param_dtype=self.param_dtype, name="dense",
     )(jax.nn.silu(cond))
     return [jnp.squeeze(x, -2) for x in jnp.split(modulation, self.parts, axis=-2)]
 
 
 class Block(nn.Module):
-  """Pre-norm transformer block; the target position shifts and scales its norms and gates its branches."""
+  """Pre-norm transformer block, told the target position of each entry.
+
+  With adaLN, that shifts and scales the norms and gates the branches; with layer_shared and layer_distinct, a row is added to the
+  entries first; with input, the block knows nothing of it.
+  """
 
   width: int
   heads: int
@@ -61,44 +74,69 @@ class Block(nn.Module):
   dtype: Any
   param_dtype: Any
   causal: bool = True
+  target: str = "adaln"
+  norm: str = "rms"
+  qk_norm: bool = True
+  bias: bool = True
+  weight_init: str = "truncated_normal"
+  block_size: int = 0  # T, rows of the block's own table of targets where it has one,
+  position_init: str = "normal"  # and what they start from
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    branch = dict(width=self.width, num_layers=self.num_layers, **kw)
-    self.modulation = Modulation(6, self.width, gates=(2, 5), gate_init=self.gate_init, **kw)
-    self.norm1 = layers.RMSNorm("embed", **kw)
-    self.attention = layers.Attention(heads=self.heads, causal=self.causal, **branch)
-    self.norm2 = layers.RMSNorm("embed", **kw)
+    dense = dict(bias=self.bias, weight_init=self.weight_init, **kw)
+    branch = dict(width=self.width, num_layers=self.num_layers, **dense)
+    if self.target == "adaln":
+      self.modulation = Modulation(6, self.width, gates=(2, 5), gate_init=self.gate_init, **dense)
+    if self.target == "layer_distinct":
+      init, _ = POSITION_INITS[self.position_init](layers.INITS[self.weight_init](layers.INIT_STD))
+      self.targets = layers.Embed(self.block_size, self.width, ("position", "embed"), init=init, **kw)
+    self.norm1 = _norm(self.norm, self.bias, **kw)
+    self.attention = layers.Attention(heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, **branch)
+    self.norm2 = _norm(self.norm, self.bias, **kw)
     self.mlp = layers.MLP(**branch)
 
-  def __call__(self, x_BSD: jax.Array, cond_TC: jax.Array, targets: jax.Array | None) -> tuple[jax.Array, None]:
+  def __call__(self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array | None) -> tuple[jax.Array, None]:
     """The entries [B, S, D] told the targets int [B, S], rows of cond; the None is what `nn.scan` wants.
 
     Without targets, cond is [S, C] or [B, S, C], a row for each entry.
     """
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    tables = self.modulation(cond_TC)
-    shift1, scale1, gate1, *second = tables if targets is None else (table[targets] for table in tables)
+    tables = self.tables(cond_TC)
+    x_BSD, (shift1, scale1, gate1, *second) = self._tell(
+        x_BSD, tables if targets is None else [table[targets] for table in tables])
     h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
     return self._mlp(x_BSD + gate1 * h_BSD, *second), None
 
-  def tables(self, cond_TC: jax.Array) -> list[jax.Array]:
-    """The modulation for every target, six arrays [T, D]."""
-    return self.modulation(cond_TC)
+  def tables(self, cond_TC: jax.Array | None) -> list[jax.Array]:
+    """What every target tells, arrays [T, D]: the six of the modulation, the one whose rows are added, or none."""
+    match self.target:
+      case "adaln":
+        return self.modulation(cond_TC)
+      case "layer_shared":
+        return [cond_TC]
+      case "layer_distinct":
+        return [self.targets.table()]
+      case _:
+        return []
 
   def extend(
       self, x_BSD: jax.Array, tables: list[jax.Array], targets: jax.Array, cache: layers.Cache, write: jax.Array,
       bias_B1ST: jax.Array, asked: jax.Array | None,
   ) -> tuple[jax.Array, layers.Cache]:
     """The same against a cache, with `tables` made before; see `layers.Attention.extend` for the other arguments."""
-    shift1, scale1, *others = (table[targets] for table in tables)
+    x_BSD, (shift1, scale1, *others) = self._tell(x_BSD, [table[targets] for table in tables])
     h_BSD, cache = self.attention.extend(self.norm1(x_BSD) * (1 + scale1) + shift1, cache, write, bias_B1ST, asked)
     if asked is not None:
-      x_BSD, *others = (jnp.take_along_axis(a, asked[..., None], axis=1) for a in (x_BSD, *others))
+      x_BSD, *others = (jnp.take_along_axis(a, asked[..., None], axis=1) if jnp.ndim(a) else a for a in (x_BSD, *others))
     gate1, *second = others
     return self._mlp(x_BSD + gate1 * h_BSD, *second), cache
 
-  def _mlp(self, x_BSD: jax.Array, shift: jax.Array, scale: jax.Array, gate: jax.Array) -> jax.Array:
+  def _tell(self, x_BSD: jax.Array, rows: list[jax.Array]) -> tuple[jax.Array, list[jax.Array | int]]:
+    """The entries, and the shift, scale and gate of each branch: those that do nothing are plain numbers."""
+    return (x_BSD, rows) if self.target == "adaln" else (sum(rows, x_BSD), [0, 0, 1] * 2)
+
+  def _mlp(self, x_BSD: jax.Array, shift: jax.Array | int, scale: jax.Array | int, gate: jax.Array | int) -> jax.Array:
     return x_BSD + gate * self.mlp(self.norm2(x_BSD) * (1 + scale) + shift)
 
 
@@ -109,12 +147,12 @@ class Prepared:
 
   params: Any  # without the blocks
   blocks: tuple[Any, ...]  # the parameters of each layer
-  tables: tuple[list[jax.Array], ...]  # the modulation, six [T, D] of each layer
-  final_tables: list[jax.Array]  # two
+  tables: tuple[list[jax.Array], ...]  # of each layer's `Block.tables`, [T, D]
+  final_tables: list[jax.Array]  # shift and scale of the final norm, with adaLN
 
 
 class Decoder(nn.Module):
-  """AO-GPT. The fields are those of `config.model`; see aogpt_jax/config.py."""
+  """AO-GPT, or sigma-GPT. The fields are those of `config.model`; see aogpt_jax/config.py."""
 
   layers: int
   width: int
@@ -124,6 +162,11 @@ class Decoder(nn.Module):
   cond_width: int
   target: str
   gate_init: float
+  norm: str
+  qk_norm: bool
+  tied_head: bool
+  bias: bool
+  weight_init: str
   position_init: str
   dtype: Any
   param_dtype: Any
@@ -132,21 +175,28 @@ class Decoder(nn.Module):
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    self.tokens = layers.Embed(self.vocab_size, self.width, ("vocab", "embed"), **kw)
+    normal = layers.INITS[self.weight_init](layers.INIT_STD)
+    position_init, target_init = POSITION_INITS[self.position_init](normal)
+    self.tokens = layers.Embed(self.vocab_size, self.width, ("vocab", "embed"), init=normal, **kw)
     # Row 0 belongs to the start entry, row p + 1 to the token at position p.
-    self.positions = layers.Embed(
-        self.block_size + 1, self.width, ("position", "embed"), init=POSITION_INITS[self.position_init][0], **kw)
-    self.start = layers.Embed(1, self.width, ("position", "embed"), **kw)
-    self.targets = layers.Embed(
-        self.block_size, self.cond_width, ("position", "condition"), init=POSITION_INITS[self.position_init][1], **kw)
+    self.positions = layers.Embed(self.block_size + 1, self.width, ("position", "embed"), init=position_init, **kw)
+    self.start = layers.Embed(1, self.width, ("position", "embed"), init=normal, **kw)
+    if self.target == "adaln":
+      self.targets = layers.Embed(self.block_size, self.cond_width, ("position", "condition"), init=target_init, **kw)
+    elif self.target != "layer_distinct":  # whose tables are in the blocks
+      self.targets = layers.Embed(self.block_size, self.width, ("position", "embed"), init=position_init, **kw)
     self.blocks = layers.stack(Block, self.layers, remat=self.remat, scan=self.scan_layers)(**self._block_fields())
-    self.final_modulation = Modulation(2, self.width, **kw)
-    self.final_norm = layers.RMSNorm("embed", **kw)
-    self.head = layers.Dense((self.vocab_size,), ("embed", "vocab"), **kw)
+    dense = dict(bias=self.bias, weight_init=self.weight_init, **kw)
+    if self.target == "adaln":
+      self.final_modulation = Modulation(2, self.width, **dense)
+    self.final_norm = _norm(self.norm, self.bias, **kw)
+    if not self.tied_head:
+      self.head = layers.Dense((self.vocab_size,), ("embed", "vocab"), **dense)
 
   def _block_fields(self) -> dict[str, Any]:
-    return dict(width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init,
-                dtype=self.dtype, param_dtype=self.param_dtype)
+    return dict(num_layers=self.layers) | {name: getattr(self, name) for name in (
+        "width", "heads", "gate_init", "target", "norm", "qk_norm", "bias", "weight_init", "block_size", "position_init", "dtype",
+        "param_dtype")}
 
   def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     """Logits of every entry.
@@ -172,21 +222,20 @@ class Decoder(nn.Module):
     known = orders[:, :-1]
     slots = jnp.pad(known + 1, ((0, 0), (1, 0)))
     known_tokens = jnp.pad(jnp.take_along_axis(tokens, known, axis=1), ((0, 0), (1, 0)))
-    x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots))
-    cond = self.targets.table()
-    x_BSD, _ = self.blocks(x_BSD, cond, orders)
-    return self._logits(x_BSD, *(table[orders] for table in self.final_modulation(cond)))
+    x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots, orders))
+    x_BSD, _ = self.blocks(x_BSD, self._cond(), orders)
+    return self._logits(x_BSD, *(table[orders] for table in self._final_tables()))
 
   def prepare(self, params: Any) -> Prepared:
     """What `extend` runs with; to be called once, outside of the loop over it."""
     params = layers.cast_for_use(params, self.dtype)
     blocks = tuple(jax.tree.map(lambda p: p[layer], params["blocks"]) for layer in range(self.layers))
     block = Block(parent=None, **self._block_fields())
-    cond = self.apply({"params": params}, method=lambda self: self.targets.table())
+    cond = self.apply({"params": params}, method="_cond")
     return Prepared(
         params={name: p for name, p in params.items() if name != "blocks"}, blocks=blocks,
         tables=sharding.keep_whole(tuple(block.apply({"params": p}, cond, method="tables") for p in blocks)),
-        final_tables=sharding.keep_whole(self.apply({"params": params}, method=lambda self: self.final_modulation(cond))))
+        final_tables=sharding.keep_whole(self.apply({"params": params}, method="_final_tables")))
 
   def extend(
       self, prepared: Prepared, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...],
@@ -211,7 +260,7 @@ class Decoder(nn.Module):
     """
     bound = self.bind({"params": prepared.params})
     block = Block(parent=None, **self._block_fields())
-    x_BSD = sharding.keep_batch_split(bound._embed(tokens, slots))
+    x_BSD = sharding.keep_batch_split(bound._embed(tokens, slots, targets))
     bias = attention.cache_bias(visible, cache[0]["v"].shape[2])
     new_cache = []
     # A layer's cache is an array of its own, which a loop around this method updates in place; a scan would copy it.
@@ -230,9 +279,18 @@ class Decoder(nn.Module):
     shapes = {"k": (batch, self.heads, head_dim, length), "v": (batch, self.heads, length, head_dim)}
     return tuple({name: jnp.zeros(shape, self.dtype) for name, shape in shapes.items()} for _ in range(self.layers))
 
-  def _embed(self, tokens: jax.Array, slots: jax.Array) -> jax.Array:
+  def _embed(self, tokens: jax.Array, slots: jax.Array, targets: jax.Array) -> jax.Array:
     start = self.start(jnp.zeros_like(slots[:1, :1]))
-    return jnp.where((slots == 0)[..., None], start, self.tokens(tokens)) + self.positions(slots)
+    x_BSD = jnp.where((slots == 0)[..., None], start, self.tokens(tokens)) + self.positions(slots)
+    return x_BSD + self.targets(targets) if self.target == "input" else x_BSD
 
-  def _logits(self, x_BSD: jax.Array, shift: jax.Array, scale: jax.Array) -> jax.Array:
-    return self.head(self.final_norm(x_BSD) * (1 + scale) + shift, out_dtype=jnp.float32)
+  def _cond(self) -> jax.Array | None:
+    """The table of targets that all blocks are given."""
+    return self.targets.table() if self.target in ("adaln", "layer_shared") else None
+
+  def _final_tables(self) -> list[jax.Array]:
+    return self.final_modulation(self._cond()) if self.target == "adaln" else []
+
+  def _logits(self, x_BSD: jax.Array, shift: jax.Array | int = 0, scale: jax.Array | int = 0) -> jax.Array:
+    x_BSD = self.final_norm(x_BSD) * (1 + scale) + shift
+    return self.tokens.logits(x_BSD) if self.tied_head else self.head(x_BSD, out_dtype=jnp.float32)

@@ -39,7 +39,7 @@ class Encoder(nn.Module):
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    position_init, target_init = decoder.POSITION_INITS[self.position_init]
+    position_init, target_init = decoder.POSITION_INITS[self.position_init](layers.truncated_normal(layers.INIT_STD))
     self.tokens = layers.Embed(self.vocab_size, self.width, ("vocab", "embed"), **kw)
     self.positions = layers.Embed(self.block_size, self.width, ("position", "embed"), init=position_init, **kw)
     self.targets = layers.Embed(self.block_size, self.cond_width, ("position", "condition"), init=target_init, **kw)

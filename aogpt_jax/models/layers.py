@@ -3,7 +3,7 @@
 Every parameter carries logical axis names; sharding.py maps them to mesh axes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -21,6 +21,13 @@ Cache = dict[str, jax.Array]
 def truncated_normal(std: float) -> nn.initializers.Initializer:
   """Normal of standard deviation `std`, cut at 3 `std`."""
   return nn.initializers.truncated_normal(std, lower=-3.0, upper=3.0)
+
+
+# What kernels and embeddings start from, by `config.model.weight_init`: standard deviation -> initialiser.
+INITS: dict[str, Callable[[float], nn.initializers.Initializer]] = {
+    "truncated_normal": truncated_normal,
+    "normal": nn.initializers.normal,
+}
 
 
 def sinusoids(rms: float) -> nn.initializers.Initializer:
@@ -84,6 +91,11 @@ class Embed(nn.Module):
     """All rows, [rows, width] in `dtype`."""
     return self.embedding.astype(self.dtype)
 
+  def logits(self, x: jax.Array) -> jax.Array:
+    """float32 [..., rows], the products of x [..., width] with the rows: the head of a model that has none of its own."""
+    return jax.lax.dot_general(x.astype(self.dtype), self.table(), (((x.ndim - 1,), (1,)), ((), ())),
+                               preferred_element_type=jnp.float32)
+
 
 class RMSNorm(nn.Module):
   """Root-mean-square norm over the last axis with a learned scale, in float32."""
@@ -102,32 +114,56 @@ class RMSNorm(nn.Module):
     return (x * scale).astype(self.dtype)
 
 
+class LayerNorm(nn.Module):
+  """Mean and variance norm over the last axis with a learned scale, and a bias where it is wanted, in float32."""
+
+  axis: str  # logical name of the last axis
+  dtype: Any
+  param_dtype: Any
+  bias: bool = True
+  eps: float = 1e-5
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    param = lambda name, init: self.param(
+        name, nn.with_logical_partitioning(init, (self.axis,)), (x.shape[-1],), self.param_dtype)
+    x = x.astype(jnp.float32)
+    x = x - jnp.mean(x, axis=-1, keepdims=True)
+    x = x * jax.lax.rsqrt(jnp.mean(jnp.square(x), axis=-1, keepdims=True) + self.eps)
+    x = x * param("scale", nn.initializers.ones)
+    return (x + param("bias", nn.initializers.zeros) if self.bias else x).astype(self.dtype)
+
+
 class Dense(nn.Module):
-  """x[..., in] @ kernel[in, *features] + bias[*features]."""
+  """x[..., in] @ kernel[in, *features] + bias[*features], the bias where it is wanted."""
 
   features: Sequence[int]
   axes: Sequence[str]  # logical names of (in, *features)
   dtype: Any
   param_dtype: Any
   std: float = INIT_STD
+  weight_init: str = "truncated_normal"  # see INITS
+  bias: bool = True
   bias_init: nn.initializers.Initializer = nn.initializers.zeros
 
   @nn.compact
   def __call__(self, x: jax.Array, out_dtype: Any = None) -> jax.Array:
     """`out_dtype` sets what the products are summed to and returned in; the default is `dtype`."""
     shape = (x.shape[-1], *self.features)
-    init = nn.with_logical_partitioning(truncated_normal(self.std), tuple(self.axes))
+    init = nn.with_logical_partitioning(INITS[self.weight_init](self.std), tuple(self.axes))
     kernel = self.param("kernel", init, shape, self.param_dtype)
     y = jax.lax.dot_general(
         x.astype(self.dtype), kernel.astype(self.dtype), (((x.ndim - 1,), (0,)), ((), ())),
         preferred_element_type=out_dtype,
     )
+    if not self.bias:
+      return y
     init = nn.with_logical_partitioning(self.bias_init, tuple(self.axes[1:]))
     return y + self.param("bias", init, tuple(self.features), self.param_dtype).astype(y.dtype)
 
 
 class Attention(nn.Module):
-  """Self-attention with RMSNorm on queries and keys (QK-norm), causal in generation order unless told otherwise."""
+  """Self-attention with RMSNorm on queries and keys (QK-norm), causal in generation order, unless told otherwise."""
 
   width: int
   heads: int
@@ -135,14 +171,19 @@ class Attention(nn.Module):
   dtype: Any
   param_dtype: Any
   causal: bool = True
+  qk_norm: bool = True
+  bias: bool = True
+  weight_init: str = "truncated_normal"
 
   def setup(self):
     head_dim = self.width // self.heads
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
-    self.qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), **kw)
-    self.q_norm = RMSNorm("head_dim", **kw)
-    self.k_norm = RMSNorm("head_dim", **kw)
-    self.out = Dense((self.width,), ("heads", "embed"), std=INIT_STD / (2 * self.num_layers) ** 0.5, **kw)
+    dense = dict(bias=self.bias, weight_init=self.weight_init, **kw)
+    self.qkv = Dense((3, self.heads, head_dim), ("embed", "qkv", "heads", "head_dim"), **dense)
+    if self.qk_norm:
+      self.q_norm = RMSNorm("head_dim", **kw)
+      self.k_norm = RMSNorm("head_dim", **kw)
+    self.out = Dense((self.width,), ("heads", "embed"), std=INIT_STD / (2 * self.num_layers) ** 0.5, **dense)
 
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
     """Attends among the S entries."""
@@ -178,7 +219,7 @@ class Attention(nn.Module):
 
   def _project(self, x_BSD: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     q, k, v = (jnp.squeeze(x, 2) for x in jnp.split(self.qkv(x_BSD), 3, axis=2))  # [B, S, H, K]
-    return self.q_norm(q), self.k_norm(k), v
+    return (self.q_norm(q), self.k_norm(k), v) if self.qk_norm else (q, k, v)
 
   def _merge(self, y_BSHK: jax.Array) -> jax.Array:
     return self.out(y_BSHK.reshape(*y_BSHK.shape[:2], self.width))
@@ -191,10 +232,12 @@ class MLP(nn.Module):
   num_layers: int
   dtype: Any
   param_dtype: Any
+  bias: bool = True
+  weight_init: str = "truncated_normal"
 
   @nn.compact
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
-    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
+    kw = dict(dtype=self.dtype, param_dtype=self.param_dtype, bias=self.bias, weight_init=self.weight_init)
     h = Dense((4 * self.width,), ("embed", "mlp"), name="fc", **kw)(x_BSD)
     h = 0.5 * h * (1 + jax.lax.erf(h * 0.5**0.5))  # jax.nn.gelu goes by erfc, which takes longer
     std = INIT_STD / (2 * self.num_layers) ** 0.5

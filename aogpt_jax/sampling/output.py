@@ -1,6 +1,7 @@
 """What --mode=sample shows and keeps: texts on the terminal as they become known, and in files batch by batch."""
 
 from collections.abc import Sequence
+import dataclasses
 import pathlib
 from typing import Any
 
@@ -20,11 +21,12 @@ _REDRAWN, _COUNTED = 256, 16
 
 def draw(
     workdir: pathlib.Path, model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer, prompts: Sequence[prompts_lib.Prompt],
-    config: ml_collections.ConfigDict, mesh: Mesh
+    config: ml_collections.ConfigDict, mesh: Mesh, origin: dict[str, Any]
 ) -> list[pathlib.Path]:
   """Draws the texts of a config's section `sample`, for its orders one after another.
 
   Each batch is printed and written when it is complete. The first one replaces what an earlier run has left in the files.
+  `origin` says which parameters these are, and goes into each text's `sampler`.
 
   Returns:
     The files: samples.jsonl, an object per text with the fields of `texts.Text`, and samples.txt, for reading.
@@ -50,6 +52,7 @@ def draw(
             else:
               progress(drawn)
             continue
+          texts = [dataclasses.replace(text, sampler=text.sampler | origin) for text in texts]
           readable = texts_lib.readable(texts, several)
           if jax.process_index() == 0:
             for path, content in zip(files, (texts_lib.json_lines(texts), readable)):

@@ -42,6 +42,8 @@ class Text:
     steps: [L], by position, the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
     log_probs: [L], by position, log p(token | tokens before it) of the model without filters, in nats; 0 where steps are 0.
     evaluations: steps that draw a token of this text, each a forward pass that it shares with the rest of its batch.
+    sampler: what else it was drawn with: dtype of the model's matmuls, and the arguments of `generate` from steps to contexts, as
+      given.
   """
 
   prompt_index: int
@@ -55,6 +57,7 @@ class Text:
   steps: list[int]
   log_probs: list[float]
   evaluations: int
+  sampler: dict[str, Any]
 
   @property
   def complete(self) -> bool:
@@ -134,11 +137,14 @@ def stream_generate(
     raise ValueError(f"seed is {seed}; it must be below 2**32.")
   given = _given(prompts, tokenizer, length, model.block_size)
   spec = order if isinstance(order, str) else f"explicit({tuple(map(operator.index, order))})"
+  orders.check_constant(spec)
   for tokens in {len(prompt.tokens) for prompt in given}:
     orders.check(spec, tokens)
   # Raises what is wrong with the arguments left now, and not at the first batch.
   plan_lib.make_plan(np.zeros((1, 1)), np.zeros((1, 1), bool), steps or 1, counts=counts, schedule=schedule)
   filters = filters_lib.Filters(tokenizer.vocab_size, temperature=temperature, top_p=top_p, top_k=top_k, top_p_rule=top_p_rule)
+  sampler = dict(dtype=np.dtype(model.dtype).name, steps=steps, counts=counts, schedule=schedule, temperature=temperature,
+                 top_p=top_p, top_p_rule=top_p_rule, top_k=top_k, contexts=contexts)
 
   def batches():
     rows = [(p, s) for p in range(len(given)) for s in range(num_samples)]
@@ -162,7 +168,7 @@ def stream_generate(
         columns = samples.tokens, samples.log_probs, samples.steps
         texts = [
             _text(prompt, tokenizer, *(x[: len(prompt.tokens)] for x in row), prompt_index=p, sample_index=s, seed=seed,
-                  order=spec, positions=own.orders[0].tolist(), evaluations=own.evaluations)
+                  order=spec, positions=own.orders[0].tolist(), evaluations=own.evaluations, sampler=sampler)
             for (p, s), prompt, own, *row in zip(batch, prompts, plans, *columns)]
         yield texts
         if all(text.complete for text in texts):

@@ -24,6 +24,9 @@ from aogpt_jax.training import step as step_lib
 
 _policy = ocp.checkpoint_managers
 
+# The parameters that a checkpoint has, by the name that a user gives them: the moving average and the last update's.
+WEIGHTS = {"ema": "ema", "raw": "params"}
+
 
 class Checkpoints:
   """Saves asynchronously, restores the newest checkpoint that can be restored."""
@@ -99,12 +102,13 @@ class Checkpoints:
     self._manager.close()
 
 
-def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple[nn.Module, Any]:
-  """The model of a run with its EMA parameters.
+def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None, weights: str = "ema") -> tuple[nn.Module, Any]:
+  """The model of a run with its parameters.
 
   Args:
     directory: the run's workdir, which holds `checkpoints/`.
     mesh: shard the parameters over it by the rules of the run's config; the default is the first local device.
+    weights: one of WEIGHTS.
 
   Returns:
     The Linen module and its parameters, of the newest checkpoint that can be restored.
@@ -112,10 +116,13 @@ def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None) -> tuple
   Raises:
     FileNotFoundError: there is no checkpoint.
     OSError: there are checkpoints, and none can be restored.
+    ValueError: there are no such weights.
   """
+  if weights not in WEIGHTS:
+    raise ValueError(f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}.")
   with _open(directory) as manager:
     _, loaded, _ = _newest_restorable(
-        manager, lambda step: _restore_model(manager, step, _restore_config(manager, step), mesh))
+        manager, lambda step: _restore_model(manager, step, _restore_config(manager, step), mesh, weights))
   return loaded
 
 
@@ -133,10 +140,10 @@ def load_tokenizer(directory: str | pathlib.Path) -> tokenizers.Tokenizer:
   return tokenizers.load(config.data.tokenizer)
 
 
-def load_ema(
-    directory: str | pathlib.Path, config: ml_collections.ConfigDict, mesh: Mesh
+def load_params(
+    directory: str | pathlib.Path, config: ml_collections.ConfigDict, mesh: Mesh, weights: str = "ema"
 ) -> tuple[Any, int]:
-  """The EMA parameters of a run, and how many updates they have seen; of the newest checkpoint that can be restored.
+  """One of WEIGHTS of a run, and how many updates they have seen; of the newest checkpoint that can be restored.
 
   Raises:
     ConfigError: the checkpoint is of a run with another config; the message names the fields.
@@ -146,14 +153,14 @@ def load_ema(
 
     def attempt(step: int) -> Any:
       _check_same_run(manager, step, config)
-      return _restore_model(manager, step, config, mesh)[1]
+      return _restore_model(manager, step, config, mesh, weights)[1]
 
     step, params, _ = _newest_restorable(manager, attempt)
   return params, step
 
 
 def _restore_model(
-    manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict, mesh: Mesh | None
+    manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict, mesh: Mesh | None, weights: str
 ) -> tuple[nn.Module, Any]:
   model = models.build_model(config)
   boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
@@ -163,7 +170,8 @@ def _restore_model(
   else:
     shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
   shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), nn.unbox(boxed), shardings)
-  return model, manager.restore(step, args=ocp.args.Composite(ema=ocp.args.StandardRestore(shapes))).ema
+  item = WEIGHTS[weights]
+  return model, manager.restore(step, args=ocp.args.Composite(**{item: ocp.args.StandardRestore(shapes)}))[item]
 
 
 def _newest_restorable(manager: ocp.CheckpointManager, attempt: Callable[[int], Any]) -> tuple[int, Any, list[int]]:
@@ -211,4 +219,5 @@ def _check_same_run(manager: ocp.CheckpointManager, step: int, config: ml_collec
 
 
 def _restore_config(manager: ocp.CheckpointManager, step: int) -> ml_collections.ConfigDict:
-  return config_lib.from_dict(manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config)
+  fields = manager.restore(step, args=ocp.args.Composite(config=ocp.args.JsonRestore())).config
+  return config_lib.completed(config_lib.from_dict(fields))

@@ -1,0 +1,148 @@
+"""Runs a sweep on this machine, its units one after another, or prints the command of each:
+
+    python -m aogpt_jax.sweep --config=configs/small_targets.py [--workdir=DIR] [--print] [--config.KEY=VALUE ...]
+
+A sweep is a function `sweep()` beside `get_config()` in a config file, which yields a name and {field: value} for each unit. A unit
+is a process of aogpt_jax.main that trains, evaluates and samples in DIR/NAME; fields on the command line are set in all of them.
+Started again, units that have been evaluated at their last step are passed over, and others go on from their newest checkpoint.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import re
+import runpy
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+from absl import app
+from absl import flags
+import jax
+from ml_collections import config_flags
+import ml_collections
+
+from aogpt_jax import config as config_lib
+from aogpt_jax import console
+from aogpt_jax import main as main_lib
+from aogpt_jax.evaluation import held_out
+
+_PRINT = flags.DEFINE_bool("print", False, "Print a launch command for each unit that is left, and run none.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+  """One run of a sweep."""
+
+  name: str
+  config: ml_collections.ConfigDict
+  workdir: pathlib.Path
+  arguments: tuple[str, ...]  # of `python -m aogpt_jax.main`
+
+
+def units(config_flag: str, config: ml_collections.ConfigDict, workdir: str) -> list[Unit]:
+  """The units of a sweep, all of whose configs are right.
+
+  Args:
+    config_flag: path of a config file with a function `sweep()`; after a colon, the argument of `get_config()`.
+    config: its config with what the command line changes.
+    workdir: directory of the sweep.
+
+  Raises:
+    ConfigError: there is no sweep, or a unit whose name or fields can't be used.
+  """
+  path, _, argument = config_flag.partition(":")
+  file = runpy.run_path(path)
+  if "sweep" not in file:
+    raise config_lib.ConfigError(f"--config={config_flag}: has no function sweep(); see configs/small_targets.py")
+  before, now = config_lib.flat(file["get_config"](*([argument] if argument else []))), config_lib.flat(config)
+  given = {field: value for field, value in now.items() if value != before.get(field)}
+  found = []
+  for name, fields in file["sweep"]():
+    if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or name in [unit.name for unit in found]:
+      raise config_lib.ConfigError(f"unit {name!r}: is no new name of a directory; give each unit one of letters, digits and ._+-")
+    twice = sorted(given.keys() & fields.keys())
+    if twice:
+      raise config_lib.ConfigError(f"unit {name}: the sweep sets config.{twice[0]} itself; leave it out of the command line.")
+    try:
+      own = _changed(config, fields)
+      config_lib.check(own)
+    except config_lib.ConfigError as e:
+      raise config_lib.ConfigError(f"unit {name}: {e}") from None
+    directory = pathlib.Path(workdir) / name
+    values = {field: value if isinstance(value, str) else repr(value) for field, value in (given | fields).items()}
+    found.append(Unit(name, own, directory, (
+        f"--config={config_flag}", f"--workdir={directory}", *(f"--config.{field}={value}" for field, value in values.items()))))
+  return found
+
+
+def _changed(config: ml_collections.ConfigDict, fields: dict[str, Any]) -> ml_collections.ConfigDict:
+  config = config.copy_and_resolve_references()
+  for field in fields:
+    config_lib.check_field(field)
+  with config.ignore_type():  # the checks of a config say it better
+    config.update_from_flattened_dict(fields)
+  return config
+
+
+def run(waiting: Sequence[Unit]) -> dict[str, int]:
+  """Runs units one after another; returns the exit status of those that failed by their names."""
+  failed, begin = {}, time.monotonic()
+  for i, unit in enumerate(waiting):
+    left = f", {console.duration((time.monotonic() - begin) / i * (len(waiting) - i))} left" if i else ""
+    console.say(f"\nsweep: {unit.name}, {i + 1} of {len(waiting)}{left}")
+    status = _run_one(unit)
+    if status:
+      failed[unit.name] = status
+      console.say(f"sweep: {unit.name} failed with status {status}; why is above, and {unit.workdir} keeps what it has done")
+  return failed
+
+
+def _run_one(unit: Unit) -> int:
+  process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
+  try:
+    return process.wait()
+  except KeyboardInterrupt:  # of the terminal, which has told the process too
+    process.wait()
+    raise
+  except SystemExit:
+    process.terminate()
+    process.wait()
+    raise
+
+
+def main(argv: list[str]) -> None:
+  if len(argv) > 1:
+    sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
+  if flags.FLAGS["mode"].present:
+    sys.exit("error: --mode: the units of a sweep train, evaluate and sample; leave it out.")
+  jax.config.update("jax_platforms", "cpu")  # accelerators are left to the units
+  config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
+  workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}"
+  try:
+    everything = units(config_flag, flags.FLAGS.config, workdir)
+  except (ValueError, TypeError) as e:
+    sys.exit(f"error: {e}")
+  waiting = [unit for unit in everything if not held_out.is_done(unit.workdir, unit.config)]
+  done = f"{len(everything) - len(waiting)} of {len(everything)} units are finished"
+  if _PRINT.value:
+    print(f"# {done}", file=sys.stderr)
+    for unit in waiting:
+      print(shlex.join(["python", "-m", "aogpt_jax.main", *unit.arguments]))
+    return
+  console.say(f"sweep: {done} in {workdir}")
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated; the same command goes on"))
+  try:
+    failed = run(waiting)
+  except KeyboardInterrupt:
+    sys.exit("interrupted; the same command goes on")
+  if failed:
+    sys.exit(f"error: {len(failed)} of {len(everything)} units failed: {', '.join(failed)}; the same command tries them again")
+  console.say(f"sweep: all {len(everything)} units are finished in {workdir}")
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=main_lib.parse_flags)
