@@ -18,7 +18,7 @@ from aogpt_jax.data import zero_shot
 
 
 # Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
-OBJECTIVES = {"decoder": ("any_order",), "encoder": ("ao", "lambda_dce", "score_entropy")}
+OBJECTIVES = {"decoder": ("any_order", "context_average"), "encoder": ("ao", "lambda_dce", "score_entropy")}
 
 
 class ConfigError(ValueError):
@@ -34,7 +34,8 @@ def default_config() -> ml_collections.ConfigDict:
       batch_size=1024,  # sequences per update, over all devices and micro-batches
       micro_batches=1,  # an update's batch is run in this many parts, one after another, to save memory
       orders="mix(0.1)",  # distribution of the training orders, or a schedule of it: see aogpt_jax/orders.py for the names
-      # What training minimises: of a decoder any_order; of an encoder ao (RADD), whose known tokens are the beginning of such an
+      # What training minimises: of a decoder any_order, or context_average, which averages probabilities over 4 orders of a
+      # context at 4 times the cost; of an encoder ao (RADD), whose known tokens are the beginning of such an
       # order, lambda_dce (MDLM, MD4) or score_entropy (SEDD), which mask each token by itself; see aogpt_jax/objectives.py.
       objective="any_order",
       model=c(
@@ -378,10 +379,10 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
     if m.num_tokens:
       yield f"config.model.num_tokens: {m.num_tokens} is of an encoder, and {architecture}; set it to 0."
     return
-  usual = default_config().model
-  for field in ("target", "norm", "qk_norm", "tied_head", "bias", "weight_init"):
-    if m[field] != usual[field]:
-      yield f"config.model.{field}: {m[field]} is of decoders alone, and {architecture}; set it to {usual[field]}."
+  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("tied_head", False), ("bias", True),
+                         ("weight_init", "truncated_normal")):
+    if m[field] != default:
+      yield f"config.model.{field}: {m[field]} is of a decoder, and {architecture}; set it to {default}."
   if not m.num_tokens and config.data.tokenizer not in tokenizers.VOCAB_SIZES:  # a checkpoint is to do without the file
     yield (f"config.model.num_tokens: is 0; with config.data.tokenizer = {config.data.tokenizer}, set it to "
            f"{known or 'the number of its ids'}.")

@@ -84,6 +84,7 @@ def _try_config(value: str) -> None:
     if "get_config" not in namespace:
       sys.exit(f"error: --config={value}: has no function get_config(); see configs/tiny.py")
     namespace["get_config"](*([argument] if argument else []))
+    list(namespace.get("sweep", tuple)())  # of aogpt_jax.sweep
   except Exception as e:  # pylint: disable=broad-exception-caught  # whatever the file does
     lines = [frame.lineno for frame in traceback.extract_tb(e.__traceback__) if frame.filename == path]
     line = e.lineno if isinstance(e, SyntaxError) else lines[-1] if lines else None

@@ -18,8 +18,9 @@ from aogpt_jax import orders as orders_lib
 from aogpt_jax.models import encoder
 
 _LEAST_LEVEL = 1e-3  # of score entropy, as SEDD
-# Where the draws of noise levels and of masks start, apart from those of orders, which are numbered by steps.
-_LEVELS, _MASKS = 1 << 30, (1 << 30) + 1
+# Where the draws of noise levels, of masks and of context orders start, apart from those of orders, which are numbered by steps.
+_LEVELS, _MASKS, _CONTEXTS = 1 << 30, (1 << 30) + 1, (1 << 30) + 2
+CONTEXTS = 4  # K, orders of a context that `context_average` averages over
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,12 @@ class Objective:
 
   draw: Callable[[str, jax.Array, jax.Array | int, jax.Array, int], Any]
   nats: Callable[[nn.Module, Any, jax.Array, Any], jax.Array]
+
+
+@flax.struct.dataclass
+class Contexts:
+  orders: jax.Array  # int [B, K, T], which differ in the order of their first positions alone
+  known: jax.Array  # int [B], how many those are
 
 
 @flax.struct.dataclass
@@ -58,6 +65,19 @@ def any_order_nll(model: nn.Module, params: Any, tokens: jax.Array, orders: jax.
     return nll.swapaxes(0, 1)
   logits_BSV = model.apply({"params": params}, tokens, orders)
   return cross_entropy(logits_BSV, jnp.take_along_axis(tokens, orders, axis=1))
+
+
+def context_average_nll(model: nn.Module, params: Any, tokens: jax.Array, contexts: Contexts) -> jax.Array:
+  """Nats of each entry with the probability of those after the context averaged over its K orders, float32 [B, T].
+
+  What is averaged in the ensemble of evaluation, trained for; it costs K passes. The entries of the context itself have other
+  targets in each order, and count by the mean of their nats.
+  """
+  batch, count, length = contexts.orders.shape
+  nll = any_order_nll(model, params, jnp.repeat(tokens, count, axis=0), contexts.orders.reshape(-1, length))
+  nll_BKT = nll.reshape(batch, count, length)
+  averaged_BT = math.log(count) - jax.nn.logsumexp(-nll_BKT, axis=1)
+  return jnp.where(jnp.arange(length) < contexts.known[:, None], nll_BKT.mean(axis=1), averaged_BT)
 
 
 def next_nll(model: encoder.Encoder, params: Any, tokens: jax.Array, orders: jax.Array, places: jax.Array) -> jax.Array:
@@ -128,6 +148,20 @@ def mask_end(orders: jax.Array, level: jax.Array, lengths: jax.Array | int) -> t
   return jnp.argsort(orders, axis=1) >= (lengths - count)[:, None], count
 
 
+def _draw_contexts(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Contexts:
+  """An order, the size of its context, uniform on 0..T-1, and other orders of that context."""
+  order_BT = orders_lib.draw(spec, key, step, rows, length)
+  step_key = jax.random.fold_in(jax.random.fold_in(key, _CONTEXTS), step)
+
+  def of_row(row, order):
+    size_key, *keys = jax.random.split(jax.random.fold_in(step_key, row), CONTEXTS)
+    known, places = jax.random.randint(size_key, (), 0, length), jnp.arange(length)
+    shuffled = [order[jnp.argsort(jnp.where(places < known, jax.random.uniform(k, (length,)), 1.0 + places))] for k in keys]
+    return Contexts(jnp.stack([order, *shuffled]), known)
+
+  return jax.vmap(of_row)(rows, order_BT)
+
+
 def _draw_end(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
   """All but the beginning of an order, with as many masked tokens as come out uniform on 1..T."""
   masked, count = mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows), length)
@@ -166,9 +200,10 @@ def _coins(key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) 
   return jax.vmap(lambda row: jax.random.uniform(jax.random.fold_in(step_key, row), (length,)))(rows)
 
 
-# By `config.objective`; the first is a decoder's, the others are an encoder's.
+# By `config.objective`; those of a decoder come first.
 OBJECTIVES: dict[str, Objective] = {
     "any_order": Objective(orders_lib.draw, any_order_nll),
+    "context_average": Objective(_draw_contexts, context_average_nll),
     "ao": Objective(_draw_end, masked_nll),
     "lambda_dce": Objective(_draw_each, masked_nll),
     "score_entropy": Objective(_draw_noise, score_entropy),

@@ -2,9 +2,10 @@
 
     python -m aogpt_jax.sweep --config=configs/small_targets.py [--workdir=DIR] [--print] [--config.KEY=VALUE ...]
 
-A sweep is a function `sweep()` beside `get_config()` in a config file, which yields a name and {field: value} for each unit. A unit
-is a process of aogpt_jax.main that trains, evaluates and samples in DIR/NAME; fields on the command line are set in all of them.
-Started again, units that have been evaluated at their last step are passed over, and others go on from their newest checkpoint.
+A sweep is a function `sweep()` beside `get_config()` in a config file, which yields a name and {field: value} for each unit. A
+unit is a process of aogpt_jax.main that trains, evaluates and samples in DIR/NAME; fields on the command line are set in all of
+them. Started again, units that have been evaluated at their last step are passed over, and others go on from their newest
+checkpoint.
 """
 
 from collections.abc import Sequence
@@ -63,7 +64,8 @@ def units(config_flag: str, config: ml_collections.ConfigDict, workdir: str) -> 
   found = []
   for name, fields in file["sweep"]():
     if not re.fullmatch(r"[\w.+-]*\w[\w.+-]*", name) or name in [unit.name for unit in found]:
-      raise config_lib.ConfigError(f"unit {name!r}: is no new name of a directory; give each unit one of letters, digits and ._+-")
+      raise config_lib.ConfigError(
+          f"unit {name!r}: is no new name of a directory; give each unit one of letters, digits and . _ + -")
     twice = sorted(given.keys() & fields.keys())
     if twice:
       raise config_lib.ConfigError(f"unit {name}: the sweep sets config.{twice[0]} itself; leave it out of the command line.")
@@ -90,28 +92,31 @@ def _changed(config: ml_collections.ConfigDict, fields: dict[str, Any]) -> ml_co
 
 def run(waiting: Sequence[Unit]) -> dict[str, int]:
   """Runs units one after another; returns the exit status of those that failed by their names."""
-  failed, begin = {}, time.monotonic()
+  failed, stopped, process, begin = {}, [], None, time.monotonic()
+
+  def stop(*_):  # raises nothing: a process could be there already and not yet be known
+    stopped.append(True)
+    if process:
+      process.terminate()
+
+  signal.signal(signal.SIGTERM, stop)
   for i, unit in enumerate(waiting):
     left = f", {console.duration((time.monotonic() - begin) / i * (len(waiting) - i))} left" if i else ""
     console.say(f"\nsweep: {unit.name}, {i + 1} of {len(waiting)}{left}")
-    status = _run_one(unit)
+    process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
+    if stopped:
+      process.terminate()
+    try:
+      status = process.wait()
+    except KeyboardInterrupt:  # of the terminal, which has told the process too
+      process.wait()
+      raise
+    if stopped:
+      sys.exit("terminated; the same command goes on")
     if status:
       failed[unit.name] = status
       console.say(f"sweep: {unit.name} failed with status {status}; why is above, and {unit.workdir} keeps what it has done")
   return failed
-
-
-def _run_one(unit: Unit) -> int:
-  process = subprocess.Popen([sys.executable, "-m", "aogpt_jax.main", *unit.arguments], stdin=subprocess.DEVNULL)
-  try:
-    return process.wait()
-  except KeyboardInterrupt:  # of the terminal, which has told the process too
-    process.wait()
-    raise
-  except SystemExit:
-    process.terminate()
-    process.wait()
-    raise
 
 
 def main(argv: list[str]) -> None:
@@ -134,7 +139,6 @@ def main(argv: list[str]) -> None:
       print(shlex.join(["python", "-m", "aogpt_jax.main", *unit.arguments]))
     return
   console.say(f"sweep: {done} in {workdir}")
-  signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated; the same command goes on"))
   try:
     failed = run(waiting)
   except KeyboardInterrupt:

@@ -9,6 +9,7 @@ import re
 from ml_collections import config_dict
 import pytest
 
+import golden_weights
 from aogpt_jax import config as config_lib
 from aogpt_jax import models
 from aogpt_jax import objectives
@@ -123,7 +124,7 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("model.architecture", "encodr", "decoder, encoder"),
     ("model.norm", "group", "rms, layer"),
     ("model.weight_init", "uniform", "truncated_normal, normal"),
-    ("objective", "elbo", "any_order, ao, lambda_dce, score_entropy"),
+    ("objective", "elbo", "any_order, context_average, ao, lambda_dce, score_entropy"),
     ("eval.split", "valid", "train, validation, test"),
     ("eval.ensemble", 0, "at least 1"),
     ("eval.gap", 1, "0 \\(no gap\\) or at least 2"),
@@ -291,6 +292,8 @@ RELEASED = dict(decay_steps=500_000, warmup_steps=2000, final_learning_rate=6e-5
 @pytest.mark.parametrize("name, layers, orders, steps, tokens_per_step, learning_rate", [
     ("small", 12, "mix(0.1)", 250_000, 1_048_576, 6e-4),
     ("medium", 24, "mix(0.1)", 460_000, 1_048_576, 3e-4),
+    ("small_sigma_gpt", 12, "uniform", 250_000, 1_048_576, 6e-4),
+    ("medium_sigma_gpt", 24, "uniform", 460_000, 1_048_576, 3e-4),
     ("small_any_order", 12, "uniform", 20_000, 524_288, 6e-4),
     ("small_left_to_right", 12, "left_to_right", 20_000, 524_288, 6e-4),
     ("small_block_wise", 12, "block_wise", 20_000, 524_288, 6e-4),
@@ -307,6 +310,14 @@ def test_the_papers_configs_have_its_recipe(name, layers, orders, steps, tokens_
   assert config.batch_size * config.model.block_size == tokens_per_step
   assert config.optimizer.learning_rate == learning_rate
   assert {field: config.optimizer[field] for field in RELEASED} == RELEASED
+
+
+@pytest.mark.parametrize("size", ["small", "medium"])
+def test_sigma_gpt_differs_from_ao_gpt_of_its_size_as_the_golden_model_does_and_in_its_orders(size):
+  ours, aogpt = (dict(flat(load(CONFIGS[0].parent / f"{name}.py").get_config())) for name in (f"{size}_sigma_gpt", size))
+  golden = dict(flat(golden_weights.load(golden_weights.SIGMA_GPT)[1]))
+  kind = {f"model.{field}": golden[f"model.{field}"] for field in ("target", "norm", "qk_norm", "tied_head", "bias", "weight_init")}
+  assert ours == aogpt | kind | {"orders": "uniform"}
 
 
 @pytest.mark.parametrize("name, objective", [

@@ -56,6 +56,7 @@ def test_a_missing_config_is_said_in_one_line(command, config, expected):
 
 @pytest.mark.parametrize("text, expected", [
     ("def get_config():\n  return x\n", "line 2: NameError: name 'x' is not defined"),
+    ("def get_config():\n  pass\ndef sweep():\n  yield x\n", "line 4: NameError: name 'x' is not defined"),
     ("def get_config(:\n", "line 1: SyntaxError"), ("x = 1\n", "has no function get_config()")])
 def test_a_mistake_in_a_config_file_is_named_with_its_line(command, tmp_path, text, expected):
   (tmp_path / "mine.py").write_text(text)

@@ -167,6 +167,33 @@ def test_what_is_drawn_changes_with_the_step(encoder):
     assert (np.asarray(first.masked) != np.asarray(second.masked)).any(axis=1).all()
 
 
+def test_averages_over_context_orders_are_those_of_full_passes():
+  model, params = random_models.make(LENGTH, VOCAB)
+  nll_of = random_models.nll_of(model, params)
+  contexts = draw("context_average", jnp.arange(len(TOKENS)))
+  nats = np.asarray(objectives.context_average_nll(model, params, jnp.asarray(TOKENS), contexts))
+  for b, known in enumerate(np.asarray(contexts.known)):
+    each = np.array([nll_of(TOKENS[b : b + 1], [order])[0] for order in np.asarray(contexts.orders[b])])
+    expected = np.append(each[:, :known].mean(axis=0), -np.log(np.exp(-each[:, known:]).mean(axis=0)))
+    np.testing.assert_allclose(nats[b], expected, rtol=0, atol=1e-5)
+  assert len(set(np.asarray(contexts.known))) > 1
+
+
+def test_context_orders_are_uniform_permutations_of_the_beginning_of_an_order():
+  contexts = draw("context_average", jnp.arange(6000))
+  orders_BKT, known = np.asarray(contexts.orders), np.asarray(contexts.known)
+  np.testing.assert_array_equal(orders_BKT[:, 0], orders.draw("uniform", orders.root_key(0), 0, jnp.arange(6000), LENGTH))
+  assert np.abs(np.bincount(known) - 1500).max() < 4 * (6000 * 3 / 16) ** 0.5
+  for k in range(LENGTH):
+    some = orders_BKT[known == k]
+    assert (some[:, :, k:] == some[:, :1, k:]).all()
+    assert (np.sort(some[:, :, :k], axis=2) == np.sort(some[:, :1, :k], axis=2)).all()
+  three = orders_BKT[known == 3]  # where the first order has its context's positions, in the others
+  ranks = np.argmax(three[:, 1:, :3, None] == three[:, :1, None, :3], axis=3).reshape(-1, 3)
+  counts = np.unique(ranks, axis=0, return_counts=True)[1]
+  assert len(counts) == 6 and np.abs(counts - len(ranks) / 6).max() < 4 * (len(ranks) * 5 / 36) ** 0.5
+
+
 @pytest.fixture(scope="module")
 def elsewhere(tmp_path_factory):
   """What a process with eight devices draws and trains on; see `main`."""

@@ -87,32 +87,32 @@ def swept(words, tmp_path_factory):
       time.sleep(0.01)
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
-  first = (runs / "input/eval_validation.json").stat().st_mtime_ns
+  first = (runs / "sigma_gpt/eval_validation.json").stat().st_mtime_ns
   assert not (runs / "layer_shared/eval_validation.json").exists()
   again = command(*CHANGES, config=VARIANTS, module="aogpt_jax.sweep")
-  assert (runs / "input/eval_validation.json").stat().st_mtime_ns == first
+  assert (runs / "sigma_gpt/eval_validation.json").stat().st_mtime_ns == first
   return runs, again, command
 
 
 def test_a_sweep_that_was_killed_passes_over_what_is_finished_and_goes_on_in_the_unit_where_it_was(swept):
   _, again, _ = swept
   said = [line for line in again.stdout.splitlines() if line.startswith(("sweep: ", "going on"))]
-  assert said[0] == "sweep: 1 of 5 units are finished in runs/words_variants"
-  assert said[1] == "sweep: fails, 1 of 4"
+  assert said[0] == "sweep: 1 of 4 units are finished in runs/words_variants"
+  assert said[1] == "sweep: fails, 1 of 3"
   assert said[2].startswith("sweep: fails failed with status 1; why is above")
-  assert said[3].startswith("sweep: layer_shared, 2 of 4, ") and said[3].endswith(" left")
+  assert said[3].startswith("sweep: layer_shared, 2 of 3, ") and said[3].endswith(" left")
   assert said[4].startswith("going on from the checkpoint of step ")
-  assert [line.split(",")[0] for line in said[5:]] == ["sweep: layer_distinct", "sweep: sigma_gpt"]
+  assert said[5].startswith("sweep: layer_distinct, 3 of 3, ") and len(said) == 6
 
 
 def test_a_unit_that_fails_does_not_stop_the_others_and_is_named_at_the_end(swept):
   _, again, _ = swept
   assert again.returncode == 1
   assert "nowhere.tiktoken" in again.stderr and "Traceback" not in again.stderr
-  assert again.stderr.splitlines()[-1] == "error: 1 of 5 units failed: fails; the same command tries them again"
+  assert again.stderr.splitlines()[-1] == "error: 1 of 4 units failed: fails; the same command tries them again"
 
 
-@pytest.mark.parametrize("name", ["input", "layer_shared", "layer_distinct", "sigma_gpt"])
+@pytest.mark.parametrize("name", ["sigma_gpt", "layer_shared", "layer_distinct"])
 def test_every_variant_trains_is_restored_evaluates_and_samples_from_the_command_line(swept, name):
   workdir = swept[0] / name
   losses = [record["loss"] for record in map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines()) if "loss" in record]
@@ -131,7 +131,7 @@ def test_every_variant_trains_is_restored_evaluates_and_samples_from_the_command
 
 
 def test_a_unit_is_finished_where_its_last_step_has_been_evaluated_as_its_config_says(swept):
-  workdir = swept[0] / "input"
+  workdir = swept[0] / "sigma_gpt"
   config = config_lib.from_dict(evaluation(workdir)["config"])
   for field, value, done in (("steps", 8, True), ("log.every_steps", 5, True), ("steps", 9, False), ("seed", 1, False),
                              ("eval.orders", 3, False), ("eval.split", "test", False)):
@@ -141,13 +141,22 @@ def test_a_unit_is_finished_where_its_last_step_has_been_evaluated_as_its_config
   assert not held_out.is_done(swept[0] / "fails", config)
 
 
+def test_a_terminated_sweep_ends_the_unit_that_it_runs(words, tmp_path):
+  process = make_command(words, tmp_path)(*CHANGES, config=VARIANTS, module="aogpt_jax.sweep", wait=False)
+  while "sweep: fails, 1 of 4" not in process.stdout.readline():
+    assert process.poll() is None
+  process.send_signal(signal.SIGTERM)
+  rest, errors = process.communicate(timeout=60)  # returns when no process is left that could write
+  assert process.returncode == 1 and errors == "terminated; the same command goes on\n" and "sweep" not in rest
+
+
 def test_with_print_the_command_of_each_unit_that_is_left_is_printed(swept):
   runs, _, command = swept
   done = command(*CHANGES, "--print", "steps=9", config=VARIANTS, module="aogpt_jax.sweep")
-  assert done.returncode == 0 and done.stderr == "# 0 of 5 units are finished\n"
+  assert done.returncode == 0 and done.stderr == "# 0 of 4 units are finished\n"
   lines = [shlex.split(line) for line in done.stdout.splitlines()]
-  assert len(lines) == 5
+  assert len(lines) == 4
   assert all(line[:4] == ["python", "-m", "aogpt_jax.main", f"--config={VARIANTS}"] for line in lines)
   assert [line[4] for line in lines] == [f"--workdir=runs/words_variants/{name}" for name in (
-      "fails", "input", "layer_shared", "layer_distinct", "sigma_gpt")]
+      "fails", "sigma_gpt", "layer_shared", "layer_distinct")]
   assert "--config.orders=growing_blocks(1, 16, cosine, 2, 6)" in lines[3] and "--config.steps=9" in lines[3]

@@ -29,10 +29,10 @@ class Likelihood:
   perplexity: float  # exp(nats_per_token)
   bits_per_byte: float  # total bits over the UTF-8 bytes that the scored tokens stand for
   stderr_sequences: float  # of nats_per_token, over the sequences
-  stderr_orders: float  # of nats_per_token, over the repeated orders of the same text; nan for one order or masks
+  stderr_orders: float  # of nats_per_token, over the repeated orders of the same text; nan for one order or none
   # -log of the mean over the orders of p(sequence | order), per token: with K orders, a bound on the likelihood of the mixture
-  # of all orders that tightens in expectation with K (Burda et al., arXiv 1509.00519); for one order it is nats_per_token,
-  # and from masks it is not known: nan.
+  # of all orders that tightens in expectation with K (Burda et al., arXiv 1509.00519); for one order it is nats_per_token, and
+  # from masks it is not known: nan.
   iw_nats_per_token: float
   iw_stderr_sequences: float  # of iw_nats_per_token, over the sequences
   orders: int  # per sequence, R and K; 0 where it is estimated from masks
@@ -88,24 +88,30 @@ def evaluate(
     results[name] = summary(nll_RB[start : start + count], lengths, int(size))
     start += count
   if masks:
-    estimate = summary(nll_RB[start:], lengths, int(size))
-    results["uniform"] = dataclasses.replace(
-        estimate, stderr_orders=math.nan, iw_nats_per_token=math.nan, iw_stderr_sequences=math.nan, orders=0, masks=masks)
-  return {spec: results[spec] for spec in repeats}
+    results["uniform"] = summary(nll_RB[start:], lengths, int(size), from_masks=True)
+  return {name: results[name] for name in repeats}
 
 
-def summary(nll_RB: np.ndarray, lengths: np.ndarray, size: int) -> Likelihood:
-  """From the summed nats of each of B sequences in each of R orders, the sequences' tokens [B], and their bytes in all."""
+def summary(nll_RB: np.ndarray, lengths: np.ndarray, size: int, from_masks: bool = False) -> Likelihood:
+  """From the summed nats of each of B sequences in each of R orders, or from R masks of different sizes.
+
+  Args:
+    nll_RB: nats.
+    lengths: tokens of each sequence, [B].
+    size: bytes of all sequences.
+    from_masks: what was summed are estimates from masks.
+  """
   count, sequences = nll_RB.shape
   mean, stderr = per_token(nll_RB.mean(axis=0), lengths)
-  bound, bound_stderr = per_token(nll_of_mean(nll_RB, axis=0), lengths)
+  bound, bound_stderr = (math.nan,) * 2 if from_masks else per_token(nll_of_mean(nll_RB, axis=0), lengths)
   by_order = nll_RB.sum(axis=1) / lengths.sum()
+  several = count > 1 and not from_masks
   return Likelihood(
       nats_per_token=mean, perplexity=math.exp(min(mean, 700.0)),
       bits_per_byte=float(nll_RB.mean(axis=0).sum()) / max(size, 1) / math.log(2), stderr_sequences=stderr,
-      stderr_orders=float(by_order.std(ddof=1) / math.sqrt(count)) if count > 1 else math.nan,
-      iw_nats_per_token=bound, iw_stderr_sequences=bound_stderr, orders=count, masks=0, sequences=sequences,
-      tokens=int(lengths.sum()), bytes=size)
+      stderr_orders=float(by_order.std(ddof=1) / math.sqrt(count)) if several else math.nan,
+      iw_nats_per_token=bound, iw_stderr_sequences=bound_stderr, orders=0 if from_masks else count,
+      masks=count if from_masks else 0, sequences=sequences, tokens=int(lengths.sum()), bytes=size)
 
 
 def per_token(sums: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:

@@ -96,15 +96,17 @@ class Block(nn.Module):
     self.norm2 = _norm(self.norm, self.bias, **kw)
     self.mlp = layers.MLP(**branch)
 
-  def __call__(self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array | None) -> tuple[jax.Array, None]:
+  def __call__(
+      self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array | None
+  ) -> tuple[jax.Array, None]:
     """The entries [B, S, D] told the targets int [B, S], rows of cond; the None is what `nn.scan` wants.
 
     Without targets, cond is [S, C] or [B, S, C], a row for each entry.
     """
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
     tables = self.tables(cond_TC)
-    x_BSD, (shift1, scale1, gate1, *second) = self._tell(
-        x_BSD, tables if targets is None else [table[targets] for table in tables])
+    rows = tables if targets is None else [table[targets] for table in tables]
+    x_BSD, (shift1, scale1, gate1, *second) = self._tell(x_BSD, rows)
     h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
     return self._mlp(x_BSD + gate1 * h_BSD, *second), None
 
@@ -223,8 +225,9 @@ class Decoder(nn.Module):
     slots = jnp.pad(known + 1, ((0, 0), (1, 0)))
     known_tokens = jnp.pad(jnp.take_along_axis(tokens, known, axis=1), ((0, 0), (1, 0)))
     x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots, orders))
-    x_BSD, _ = self.blocks(x_BSD, self._cond(), orders)
-    return self._logits(x_BSD, *(table[orders] for table in self._final_tables()))
+    cond = self._cond()
+    x_BSD, _ = self.blocks(x_BSD, cond, orders)
+    return self._logits(x_BSD, *(table[orders] for table in self._final_tables(cond)))
 
   def prepare(self, params: Any) -> Prepared:
     """What `extend` runs with; to be called once, outside of the loop over it."""
@@ -235,7 +238,7 @@ class Decoder(nn.Module):
     return Prepared(
         params={name: p for name, p in params.items() if name != "blocks"}, blocks=blocks,
         tables=sharding.keep_whole(tuple(block.apply({"params": p}, cond, method="tables") for p in blocks)),
-        final_tables=sharding.keep_whole(self.apply({"params": params}, method="_final_tables")))
+        final_tables=sharding.keep_whole(self.apply({"params": params}, cond, method="_final_tables")))
 
   def extend(
       self, prepared: Prepared, tokens: jax.Array, slots: jax.Array, targets: jax.Array, cache: tuple[layers.Cache, ...],
@@ -288,8 +291,8 @@ class Decoder(nn.Module):
     """The table of targets that all blocks are given."""
     return self.targets.table() if self.target in ("adaln", "layer_shared") else None
 
-  def _final_tables(self) -> list[jax.Array]:
-    return self.final_modulation(self._cond()) if self.target == "adaln" else []
+  def _final_tables(self, cond: jax.Array | None) -> list[jax.Array]:
+    return self.final_modulation(cond) if self.target == "adaln" else []
 
   def _logits(self, x_BSD: jax.Array, shift: jax.Array | int = 0, scale: jax.Array | int = 0) -> jax.Array:
     x_BSD = self.final_norm(x_BSD) * (1 + scale) + shift
