@@ -75,7 +75,7 @@ def test_a_checkpoint_of_before_a_field_was_added_is_of_the_same_run_and_has_a_m
   saver = checkpoints.Checkpoints(tmp_path, older)
   saver.save(step_lib.make_trainer(words_config, run.model, run.mesh).init())
   saver.close()
-  _, step = checkpoints.load_ema(tmp_path, words_config, run.mesh)
+  _, step = checkpoints.load_params(tmp_path, words_config, run.mesh)
   model, _ = aogpt_jax.load_model(tmp_path)
   assert step == 0 and model == run.model
 
