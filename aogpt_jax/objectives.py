@@ -89,16 +89,14 @@ def next_nll(model: encoder.Encoder, params: Any, tokens: jax.Array, orders: jax
   return cross_entropy(logits, jnp.take_along_axis(tokens, target, axis=1))[:, 0]
 
 
-def masked_nll(
-    model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks, lengths: jax.Array | None = None
-) -> jax.Array:
-  """(1 / (T t)) * sum over masked of -log p, float32 [B]; where lengths [B] are given, of that many tokens instead of T.
+def masked_nll(model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks) -> jax.Array:
+  """(1 / (T t)) * sum over masked of -log p, float32 [B].
 
   Where m is uniform on 1..T, m of T tokens are masked at random and t = m / T, its mean is a bound on the NLL per token (RADD, Ou
   et al., arXiv 2406.03736). It has the same mean where t is uniform on (0, 1) and each token is masked with probability t
   (lambda-DCE there; MDLM, Sahoo et al., arXiv 2406.07524, and MD4, Shi et al., arXiv 2406.04329, with a linear schedule).
   """
-  return _over_masked(masks, cross_entropy(_masked_logits(model, params, tokens, masks), tokens), lengths)
+  return _over_masked(masks, nll_given_rest(model, params, tokens, masks.masked, masks.level))
 
 
 def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks: Masks) -> jax.Array:
@@ -108,20 +106,24 @@ def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks:
   sigma' * [sum_y s_y - r log s_x + r (log r - 1)]. Since sigma' r = 1/t, this equals (1/t) * [-log p_x + Z - 1 - log Z] with
   p = softmax f and Z = mean_y exp f, and is computed so. It is least where s_y = r p(y | what is not masked), and there Z = 1.
   """
-  logits = _masked_logits(model, params, tokens, masks)
+  logits = _masked_logits(model, params, tokens, masks.masked, masks.level)
   log_z = jax.nn.logsumexp(logits, axis=-1) - math.log(model.num_tokens)
   return _over_masked(masks, cross_entropy(logits, tokens) + jnp.expm1(log_z) - log_z)
 
 
-def _masked_logits(model, params, tokens, masks):
-  return model.apply({"params": params}, jnp.where(masks.masked, model.mask_id, tokens), None, masks.level)
+def nll_given_rest(
+    model: encoder.Encoder, params: Any, tokens: jax.Array, masked: jax.Array, level: jax.Array | None = None
+) -> jax.Array:
+  """-log p of each token given those that are not masked, in nats, float32 [B, T]; level as in `Encoder.__call__`."""
+  return cross_entropy(_masked_logits(model, params, tokens, masked, level), tokens)
 
 
-def _over_masked(masks: Masks, values_BT: jax.Array, lengths: jax.Array | None = None) -> jax.Array:
-  length = values_BT.shape[1]
-  lengths = jnp.full(len(values_BT), length) if lengths is None else lengths
-  counted = masks.masked & (jnp.arange(length) < lengths[:, None])
-  return jnp.sum(jnp.where(counted, values_BT, 0.0), axis=1) / (jnp.maximum(lengths, 1) * masks.level)
+def _masked_logits(model, params, tokens, masked, level):
+  return model.apply({"params": params}, jnp.where(masked, model.mask_id, tokens), None, level)
+
+
+def _over_masked(masks: Masks, values_BT: jax.Array) -> jax.Array:
+  return jnp.sum(jnp.where(masks.masked, values_BT, 0.0), axis=1) / (values_BT.shape[1] * masks.level)
 
 
 def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
@@ -131,15 +133,19 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
   return jax.nn.logsumexp(logits, axis=-1) - label_logits
 
 
-def mask_end(orders: jax.Array, level: jax.Array, lengths: jax.Array | None = None) -> Masks:
-  """The last ceil(T t) positions of each order masked, and the level as their share; orders int [B, T], t [B] in (0, 1].
+def mask_end(orders: jax.Array, level: jax.Array, lengths: jax.Array | int) -> tuple[jax.Array, jax.Array]:
+  """Masks all but the beginning of an order.
 
-  Where lengths [B] are given, that many positions come first in each order, and count as T; those after them are masked too.
+  Args:
+    orders: int [B, T].
+    level: float [B], t in (0, 1].
+    lengths: n, of each sequence or of all; what comes later in its order is masked too.
+
+  Returns:
+    bool [B, T], and how many of the first n of the order are masked, float32 [B]: ceil(n t), at least 1.
   """
-  lengths = jnp.full(len(orders), orders.shape[1]) if lengths is None else lengths
-  count = jnp.clip(jnp.ceil(level * lengths), 1, jnp.maximum(lengths, 1))
-  masked = jnp.argsort(orders, axis=1) >= (lengths - count)[:, None]
-  return Masks(masked, count / jnp.maximum(lengths, 1))
+  count = jnp.maximum(jnp.ceil(level * lengths), 1)
+  return jnp.argsort(orders, axis=1) >= (lengths - count)[:, None], count
 
 
 def _draw_contexts(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Contexts:
@@ -158,7 +164,8 @@ def _draw_contexts(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.A
 
 def _draw_end(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:
   """All but the beginning of an order, with as many masked tokens as come out uniform on 1..T."""
-  return mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows))
+  masked, count = mask_end(orders_lib.draw(spec, key, step, rows, length), spread_levels(key, step, rows), length)
+  return Masks(masked, count / length)
 
 
 def _draw_each(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, length: int) -> Masks:

@@ -21,11 +21,11 @@ def encoder():
   return random_models.make(4, 5, "ao")
 
 
-def evaluate(encoder, tokens, batch_size, masks=0, **repeats):
+def evaluate(encoder, tokens, batch_size, masks=0, lengths=None, **repeats):
   model, params = encoder
   return likelihood.evaluate(
-      model, params, random_models.batches(tokens, batch_size), mesh=sharding.mesh_of(params), token_bytes=np.ones(4, int),
-      repeats=repeats, masks=masks)
+      model, params, random_models.batches(tokens, batch_size, lengths), mesh=sharding.mesh_of(params),
+      token_bytes=np.ones(4, int), repeats=repeats, masks=masks)
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +68,21 @@ def test_masks_estimate_the_bound_of_all_orders_with_an_honest_standard_error(en
   exact_of = np.tile(every.mean(axis=0), 50)
   one = evaluate(encoder, many, 100, masks=1, uniform=2)["uniform"]
   assert abs(one.nats_per_token - exact_of.mean()) < 4 * one.stderr_sequences and one.stderr_sequences > 1.2 * within
+
+
+def test_what_lies_past_the_end_of_a_text_is_not_known_and_not_counted(encoder, in_order):
+  lengths = np.array([4, 2, 3, 1, 4, 2])
+  is_text = np.arange(4) < lengths[:, None]
+  results = evaluate(encoder, TOKENS, 6, masks=3, lengths=lengths, left_to_right=1, uniform=1)
+  assert results["left_to_right"].tokens == results["uniform"].tokens == 16
+  np.testing.assert_allclose(results["left_to_right"].nats_per_token, in_order([0, 1, 2, 3])[is_text].mean(), rtol=1e-6)
+  others = evaluate(encoder, np.where(is_text, TOKENS, 3 - TOKENS), 6, masks=3, lengths=lengths, left_to_right=1, uniform=1)
+  for name in results:
+    np.testing.assert_allclose(others[name].nats_per_token, results[name].nats_per_token, rtol=1e-6)
+  # Of one token there is one mask, whose noise level is the same however a text is scored.
+  told = random_models.make(4, 5, "score_entropy")
+  single = evaluate(told, TOKENS, 6, masks=3, lengths=np.ones(6, int), left_to_right=1, uniform=1)
+  np.testing.assert_allclose(single["uniform"].nats_per_token, single["left_to_right"].nats_per_token, rtol=1e-6)
 
 
 def test_an_encoder_has_no_gap_on_any_triple(encoder):

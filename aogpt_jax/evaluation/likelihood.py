@@ -148,9 +148,10 @@ def _score(model, mesh, plan, masks, seed, params, tokens, lengths, first_row, t
 
   def estimate(r):
     sigma_BT = orders.within(orders.draw("uniform", key, r, rows, length), lengths)
-    masked = objectives.mask_end(sigma_BT, objectives.stratum(key, r, masks, rows), lengths)
+    masked, count = objectives.mask_end(sigma_BT, objectives.stratum(key, r, masks, rows), lengths)
     with sharding.on_mesh(mesh):
-      return objectives.masked_nll(model, params, tokens, masked, lengths) * lengths
+      nll_BT = objectives.nll_given_rest(model, params, tokens, masked)
+    return jnp.where(is_text & masked, nll_BT, 0.0).sum(axis=1) * lengths / count
 
   is_text = jnp.arange(length) < lengths[:, None]
   nats = [jax.lax.map(score, jnp.stack(sigma))] if sigma else []

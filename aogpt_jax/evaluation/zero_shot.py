@@ -73,7 +73,7 @@ def evaluate(run: Run, params: Any) -> list[Score]:
   config = run.config.eval
   scores = []
   for spec in config.zero_shot.models:
-    scorer = _Decoder(run, params) if spec == "run" else _Gpt2(run, spec.removeprefix("gpt2:"))
+    scorer = _Trained(run, params) if spec == "run" else _Gpt2(run, spec.removeprefix("gpt2:"))
     for dataset in config.zero_shot.datasets:
       scores += scorer.scores(dataset)
   return scores
@@ -123,7 +123,7 @@ class _Scorer:
     raise NotImplementedError
 
 
-class _Decoder(_Scorer):
+class _Trained(_Scorer):
   """The model of a run."""
 
   def __init__(self, run: Run, params: Any):
@@ -186,6 +186,8 @@ def recipe(
               "end_of_text": chosen.end_of_text, "tokenizer": tokenizer.fingerprint, "block_size": block_size,
               "distributions": list(distributions), "orders": config.eval.orders, "contexts": config.eval.ensemble,
               "targets": config.eval.targets, "seed": config.eval.seed}
+  if config.model.architecture == "encoder":
+    switches["masks"] = config.eval.masks
   if chosen.recipe == "sedd":
     switches |= {"shards": chosen.shards, "map_batch": chosen.map_batch}
   return switches
