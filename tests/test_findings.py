@@ -42,7 +42,7 @@ def unit(arm, seed, rng):
                   "mixture": 1e-6 if "encoder" in arm else -0.01 + rng.normal(0, 1e-3)}}
 
 
-ABOUT = {"command": "python -m aogpt_jax.findings", "seconds": 3700, "seeds": 3, "units": 57, "machine": "2 cores",
+ABOUT = {"command": "python -m aogpt_jax.findings", "seconds": 3720, "seeds": 3, "units": 57, "machine": "2 cores",
          "versions": "JAX 1"}
 
 
@@ -80,9 +80,8 @@ def get_config():
   return config
 
 def sweep():
-  for seed in range(2):
-    for orders in ("uniform", "left_to_right"):
-      yield f"{{orders}}-{{seed}}", {{"orders": orders, "seed": seed}}
+  for orders in ("uniform", "left_to_right"):
+    yield f"{{orders}}-1", {{"orders": orders, "seed": 1}}
 """
 
 
@@ -94,15 +93,16 @@ def test_units_run_at_the_same_time_and_their_results_are_drawn_again_without_th
   done = find("--jobs=2")
   assert done.returncode == 0, done.stderr
   started = re.findall(r"^sweep: (\S+),", done.stdout, re.M)
-  assert started == ["uniform-0", "left_to_right-0", "uniform-1", "left_to_right-1"]
+  assert started == ["uniform-1", "left_to_right-1"]
   assert "step 4/4" in (tmp_path / "runs/mine/uniform-1/log.txt").read_text()  # and nothing of it on the terminal
   assert "step 4/4" not in done.stdout
   record = json.loads((tmp_path / "page" / "results.json").read_text())
   evaluation = json.loads((tmp_path / "runs/mine/uniform-1/eval_validation.json").read_text())
-  (found,) = (u for u in record["units"] if (u["arm"], u["seed"]) == ("uniform", 1))
+  found = record["units"][0]
+  assert (found["arm"], found["seed"]) == ("uniform", 1)
   assert found["final"]["any_order"] == pytest.approx(evaluation["any_order"]["nats_per_token"], abs=1e-5)
   assert [step for step, _ in found["curves"]["any_order"]] == [2, 4] and found["gap"]["sorted"] != 0
-  assert record["about"]["units"] == 4 and record["about"]["seconds"] > 0
+  assert record["about"]["units"] == 2 and record["about"]["seconds"] > 0
   page = (tmp_path / "page.md").read_bytes()
 
   (tmp_path / "runs").rename(tmp_path / "elsewhere")
