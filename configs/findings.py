@@ -1,7 +1,8 @@
 """The paper's findings at a size that two cores train in an hour: every model of docs/findings.md, with three seeds.
 
-    python -m aogpt_jax.findings --config=configs/findings.py          # trains what is missing, and writes the page
-    python -m aogpt_jax.findings --config=configs/findings.py --redraw # the page again from docs/findings/results.json
+    python -m aogpt_jax.findings --config=configs/findings.py --jobs=2  # trains what is missing, and writes the page
+    python -m aogpt_jax.findings --config=configs/findings.py --redraw  # the page again from docs/findings/results.json
+    python -m aogpt_jax.main --config=configs/findings.py               # the decoder trained in any order alone
 
 Each unit: 2,000 steps of 1,024 tokens, 2M in all, on the English prose of the Python standard library (2.2 MB), byte by byte; a
 decoder or encoder of 3 layers x 96. Times and figures are in docs/findings.md.
