@@ -60,8 +60,8 @@ def about(config_flag: str, units: list[dict[str, Any]], seconds: float) -> dict
   return {
       "command": f"python -m aogpt_jax.findings --config={config_flag} --jobs={sweep.JOBS.value}", "seconds": round(seconds),
       "seeds": len({unit["seed"] for unit in units}), "units": len(units),
-      "machine": f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores of a "
-                 f"{platform.machine()} machine",
+      "machine": f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores, "
+                 f"{platform.machine()}",
       "versions": f"Python {platform.python_version()}, JAX {jax.__version__}"}
 
 
