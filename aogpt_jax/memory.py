@@ -10,8 +10,8 @@ def keep_freed() -> None:
   """Tells glibc's malloc to keep freed memory in the process; does nothing where malloc is another.
 
   On a CPU, XLA allocates the temporary buffers of a program at each of its calls. By default, glibc gives such large blocks back to
-  the kernel as soon as they are free, which then hands out zeroed pages again, one fault each: a third of the time of a small
-  training step.
+  the kernel as soon as they are free, which then hands out zeroed pages again, one fault each: on one core, a third of the time of
+  a small training step.
   """
   mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
   if mallopt is not None:
