@@ -9,7 +9,6 @@ import random_models
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax.training import step as step_lib
-from flax import linen as nn
 
 TOKENS = np.array([[2, 6, 0, 4, 6], [6, 1, 1, 6, 3]], np.int32)  # 6 is the mask
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 
 from flax import linen as nn
 import jax

@@ -11,7 +11,6 @@ that papers don't give, hence the recipes:
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import os
 import re
 import time
 

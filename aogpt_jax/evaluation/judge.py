@@ -15,11 +15,12 @@ from typing import Any
 
 import jax
 from jax.sharding import Mesh
-import jax.numpy as jnp
 import numpy as np
 
+from aogpt_jax import objectives
 from aogpt_jax import sharding
 from aogpt_jax.data import tokenizers
+from aogpt_jax.evaluation import likelihood
 from aogpt_jax.evaluation import text_statistics
 from aogpt_jax.models import gpt2
 
@@ -161,10 +162,8 @@ def summarise(nats: Sequence[np.ndarray], texts: Sequence[np.ndarray], window: i
   scored = [i for i, x in enumerate(nats) if len(x)]
   sums, sizes = np.array([nats[i].sum() for i in scored]), np.array([len(nats[i]) for i in scored])
   tokens = int(sizes.sum())
-  mean = float(sums.sum()) / tokens if tokens else math.nan
-  # Of a ratio of sums over texts, which are independent while the tokens of a text are not.
-  residuals = sums - mean * sizes
-  nats_stderr = text_statistics.stderr(residuals) * len(scored) / tokens if tokens else math.nan
+  # Over the texts, which are independent while the tokens of a text are not.
+  mean, nats_stderr = likelihood.per_token(sums, sizes) if tokens else (math.nan, math.nan)
   own = np.exp(np.minimum(sums / np.maximum(sizes, 1), 700.0))
   token_perplexity = math.exp(min(mean, 700.0))
   return Score(
@@ -193,6 +192,5 @@ def warnings(texts: Sequence[np.ndarray], names: Sequence[str], window: int) -> 
 @functools.partial(jax.jit, static_argnames=("model", "mesh"))
 def _nll(model, mesh, params, tokens):
   """Nats [B, N - 1] of the tokens [B, N] but the first, on every process."""
-  logits = model.apply({"params": params}, tokens)[:, :-1]
-  nats = jax.nn.logsumexp(logits, axis=-1) - jnp.take_along_axis(logits, tokens[:, 1:, None], axis=-1)[..., 0]
+  nats = objectives.cross_entropy(model.apply({"params": params}, tokens)[:, :-1], tokens[:, 1:])
   return jax.lax.with_sharding_constraint(nats, sharding.replicated(mesh))

@@ -227,10 +227,9 @@ def tables(scores: list[Score]) -> tuple[list[tuple[str, ...]], list[tuple[str, 
 def remarks(run: Run, scores: list[Score]) -> list[str]:
   """What a reader of the tables has to know."""
   lines = []
-  chosen = run.config.eval.zero_shot
-  changed = [f"{field} = {chosen[field]!r}" for field, value in (
-      ("recipe", "sedd"), ("detokenize", True), ("end_of_text", True), ("split", ""), ("shards", 8), ("map_batch", 1000))
-             if chosen[field] != value]
+  chosen, protocol = run.config.eval.zero_shot, config_lib.default_config().eval.zero_shot
+  changed = [f"{field} = {chosen[field]!r}" for field in protocol
+             if field not in ("datasets", "models") and chosen[field] != protocol[field]]
   changed += sorted({f"blocks of {s.recipe['block_size']}" for s in scores if s.recipe["block_size"] != PUBLISHED_BLOCK_SIZE})
   if "run" in chosen.models and run.config.data.tokenizer != "gpt2":
     changed.append(f"tokenizer = {run.config.data.tokenizer}")
