@@ -12,7 +12,6 @@ import os
 import pathlib
 import platform
 import sys
-import time
 from typing import Any
 
 from absl import app
@@ -55,10 +54,11 @@ def collect(unit: sweep.Unit) -> dict[str, Any]:
       "gap": {"ao": gap["ao"], **{rule: g["difference"] for rule, g in gap["rules"].items()}} if gap else {}}
 
 
-def about(config_flag: str, units: list[dict[str, Any]], seconds: float) -> dict[str, Any]:
+def about(config_flag: str, units: list[dict[str, Any]], core_seconds: float) -> dict[str, Any]:
   """How the results were made."""
   return {
-      "command": f"python -m aogpt_jax.findings --config={config_flag} --jobs={sweep.JOBS.value}", "seconds": round(seconds),
+      "command": f"python -m aogpt_jax.findings --config={config_flag} --jobs={sweep.JOBS.value}",
+      "core_seconds": round(core_seconds),
       "seeds": len({unit["seed"] for unit in units}), "units": len(units),
       "machine": f"{len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()} cores, "
                  f"{platform.machine()}",
@@ -66,17 +66,18 @@ def about(config_flag: str, units: list[dict[str, Any]], seconds: float) -> dict
 
 
 def train(config_flag: str, units: list[sweep.Unit], workdir: pathlib.Path) -> tuple[dict[str, int], float]:
-  """Runs the units that are not finished; returns those that failed, and the seconds that all starts together took."""
+  """Runs the units that are not finished; returns those that failed, and the CPU seconds that all starts together took."""
   workdir.mkdir(parents=True, exist_ok=True)
-  path = workdir / "seconds.json"
+  path = workdir / "core_seconds.json"
   before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0.0
   waiting = [unit for unit in units if not held_out.is_done(unit.workdir, unit.config)]
   console.say(f"findings: {len(units) - len(waiting)} of {len(units)} units of {config_flag} are finished in {workdir}")
-  begin = time.monotonic()
+  used = lambda: sum(os.times()[2:4])  # by the units' processes, which is the same beside other work
+  begin = used()
   try:
     failed = sweep.run(waiting, sweep.JOBS.value)
   finally:
-    seconds = before + time.monotonic() - begin
+    seconds = before + used() - begin
     path.write_text(json.dumps(seconds), encoding="utf-8")
   return failed, seconds
 

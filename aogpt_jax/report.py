@@ -25,6 +25,11 @@ class Results:
   def __init__(self, units: Sequence[dict[str, Any]]):
     self.units = sorted(units, key=lambda unit: (unit["arm"], unit["seed"]))
 
+  def longer(self) -> "Results":
+    """Of the arms that were trained again for longer, named long_ARM there and ARM here."""
+    prefix = "long_"
+    return Results([unit | {"arm": unit["arm"].removeprefix(prefix)} for unit in self.units if unit["arm"].startswith(prefix)])
+
   def has(self, *arms: str) -> bool:
     return all(any(unit["arm"] == arm for unit in self.units) for arm in arms)
 
@@ -323,19 +328,20 @@ def write(path: pathlib.Path, results: Results, about: dict[str, Any]) -> list[p
   Args:
     path: of the page, in Markdown.
     results: of all units.
-    about: what the page says of how they were made: command, seeds, machine, seconds.
+    about: what the page says of how they were made: command, seeds, machine, core_seconds.
   """
   pictures = path.with_suffix("")
   pictures.mkdir(parents=True, exist_ok=True)
   written, chapters, summary = [], [], [("", "claim or question", "verdict")]
   for section in SECTIONS:
-    if not results.has(*section.arms):
+    found = [r for r in (results.longer(), results) if r.has(*section.arms)]
+    if not found:
       continue
-    word, lines, rows = section.body(results)
+    word, lines, rows = section.body(found[0])
     parts = [f"## {section.title}", section.claim, f"**{word}**", held_out.markdown(rows),
-             "\n".join(f"* {line}" for line in lines)]
+             "\n".join(f"* {line}" for line in [*lines, _trained(found[0], section.arms)])]
     if section.curves:
-      picture = _draw(pictures / f"{section.name}.png", results, section.curves)
+      picture = _draw(pictures / f"{section.name}.png", found[0], section.curves)
       text = f"{section.title}: loss against tokens of training, for {', '.join(section.curves)}"
       parts.insert(3, f"![{text}]({pictures.name}/{picture.name})")
       written.append(picture)
@@ -346,15 +352,23 @@ def write(path: pathlib.Path, results: Results, about: dict[str, Any]) -> list[p
   return [path, *written]
 
 
+def _trained(results: Results, arms: Sequence[str]) -> str:
+  """For how long the arms of a section were trained."""
+  units = [unit for arm in arms for unit in results.of(arm).values()]
+  steps, tokens = ({f"{x:,}" for x in of} for of in (
+      (unit["steps"] for unit in units), (unit["steps"] * unit["tokens_per_step"] for unit in units)))
+  return f"Each model: {' or '.join(sorted(steps))} steps, {' or '.join(sorted(tokens))} tokens."
+
+
 def _introduction(results: Results, about: dict[str, Any]) -> str:
   base = next(unit for unit in results.units if unit["arm"] == "uniform")
   return (
       "What the paper (Xue et al., arXiv 2506.19935) found with models of hundreds of millions of parameters, tested again at a size "
-      f"that fits two cores: {base['parameters']:,} parameters, {base['steps']:,} steps of {base['tokens_per_step']:,} tokens, blocks "
-      f"of {base['block_size']} bytes of English prose, {about['seeds']} seeds. So small a test can contradict a claim about large "
+      f"that fits two cores: {base['parameters']:,} parameters, updates of {base['tokens_per_step']:,} tokens, blocks of "
+      f"{base['block_size']} bytes of English prose, {about['seeds']} seeds. So small a test can contradict a claim about large "
       "models no more than it can prove one; each verdict is of this size.\n\n"
-      f"Made by `{about['command']}`: {about['units']} runs in {console.duration(about['seconds'])} on {about['machine']}, "
-      f"{about['versions']}. Losses are of {base['sequences']:,} validation sequences, with EMA weights, in nats per token; ± in "
+      f"Made by `{about['command']}`: {about['units']} runs that took {about['core_seconds'] / 3600:.1f} core hours on a machine with "
+      f"{about['machine']}, {about['versions']}. Losses are of {base['sequences']:,} validation sequences, with EMA weights, in nats per token; ± in "
       "tables is the standard deviation over seeds, and differences are paired by seed. A claim holds where the 95% interval of each "
       "of its differences lies on the claimed side of 0, and does not hold where one lies on the other side.")
 

@@ -17,6 +17,7 @@ from aogpt_jax import config as config_lib
 
 SEEDS = (0, 1, 2)
 STEPS = 2000
+LONG = 6000  # of the arms that after STEPS are still on the plateau, or were not long enough off it to be told apart
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -58,6 +59,9 @@ def sweep() -> Iterator[tuple[str, dict[str, Any]]]:
       "urn_left_to_right": urn | {"orders": "left_to_right"},
       "urn_uniform": urn,
   }
+  longer = {"steps": LONG, "optimizer.decay_steps": LONG, "eval.every_steps": LONG // 5, "checkpoint.every_steps": LONG}
+  units |= {f"long_{arm}": units[arm] | longer for arm in (
+      "uniform", "left_to_right", "fixed_random", "block_wise", "mix_0.1", "mix_0.5", "encoder_ao", "encoder_ao_mix_0.1")}
   # Seed by seed, so that a page without error bars is there as soon as can be.
   for seed in SEEDS:
     for name, fields in units.items():

@@ -42,7 +42,7 @@ def unit(arm, seed, rng):
                   "mixture": 1e-6 if "encoder" in arm else -0.01 + rng.normal(0, 1e-3)}}
 
 
-ABOUT = {"command": "python -m aogpt_jax.findings", "seconds": 3720, "seeds": 3, "units": 57, "machine": "2 cores",
+ABOUT = {"command": "python -m aogpt_jax.findings", "core_seconds": 3720, "seeds": 3, "units": 57, "machine": "2 cores",
          "versions": "JAX 1"}
 
 
@@ -58,8 +58,22 @@ def test_every_section_is_written_from_results_with_its_picture(tmp_path):
   assert all((tmp_path / picture).read_bytes()[:4] == b"\x89PNG" for picture in pictures)
   orders = text[text.index("## Orders") :]
   expected = np.mean([r["final"]["left_to_right"] for r in results if r["arm"] == "left_to_right"])
-  assert f"| left to right | {expected:.3f} ± " in orders and "1 h 2 min" in text
+  assert f"| left to right | {expected:.3f} ± " in orders and "1.0 core hours" in text
   assert "nan" not in text
+
+
+def test_a_section_is_of_the_arms_that_were_trained_for_longer_where_it_has_them_all(tmp_path):
+  rng = np.random.default_rng(0)
+  arms = ("uniform", "left_to_right", "encoder_ao", "long_uniform", "long_encoder_ao")
+  results = [unit(arm, seed, rng) for seed in range(2) for arm in arms]
+  for result in results:
+    if result["arm"].startswith("long_"):
+      result |= {"steps": 60, "curves": {t: [[30, 2.0], [60, 1.0]] for t in TYPES}, "final": dict.fromkeys(TYPES, 1.0)}
+  report.write(tmp_path / "page.md", report.Results(results), ABOUT)
+  chapters = {text.split("\n")[0]: text for text in (tmp_path / "page.md").read_text().split("\n## ")}
+  assert "Each model: 60 steps, 61,440 tokens." in chapters["Decoder and encoder"]
+  assert "| encoder | 1.000 ± 0.000 |" in chapters["Decoder and encoder"]
+  assert "Each model: 20 steps, 20,480 tokens." in chapters["Slow optimisation or less informative orders"]
 
 
 def test_a_section_without_its_arms_is_left_out(tmp_path):
@@ -102,7 +116,7 @@ def test_units_run_at_the_same_time_and_their_results_are_drawn_again_without_th
   assert (found["arm"], found["seed"]) == ("uniform", 1)
   assert found["final"]["any_order"] == pytest.approx(evaluation["any_order"]["nats_per_token"], abs=1e-5)
   assert [step for step, _ in found["curves"]["any_order"]] == [2, 4] and found["gap"]["sorted"] != 0
-  assert record["about"]["units"] == 2 and record["about"]["seconds"] > 0
+  assert record["about"]["units"] == 2 and record["about"]["core_seconds"] > 0
   page = (tmp_path / "page.md").read_bytes()
 
   (tmp_path / "runs").rename(tmp_path / "elsewhere")
