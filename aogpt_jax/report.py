@@ -137,7 +137,7 @@ def _orders(r: Results):
 
 
 def _mixture(r: Results):
-  arms = {"uniform": "0", "mix_0.1": "10%", "mix_0.5": "50%", "left_to_right": "100%"}
+  arms = {"uniform": "0", "mix_0.1": "10%", "left_to_right": "100%"}
   rows = [("left-to-right data", "left to right", "any order")]
   rows += [(label, r.cell(arm, LTR), r.cell(arm, ANY)) for arm, label in arms.items()]
   ltr, any_order = (r.difference(("mix_0.1", figure), ("uniform", figure)) for figure in (LTR, ANY))
@@ -281,9 +281,9 @@ SECTIONS = (
             {"left to right": ("left_to_right", "left_to_right"), "block-wise": ("block_wise", "block_wise(4)"),
              "fixed random": ("fixed_random", "fixed_random(1)"), "any order": ("uniform", "any_order")}, _orders),
     Section("mixture", "Left-to-right data", "10% left-to-right data lowers both losses.",
-            ("uniform", "mix_0.1", "mix_0.5", "left_to_right"),
+            ("uniform", "mix_0.1", "left_to_right"),
             {f"{label}, {d.replace('_', ' ')}": (arm, d) for arm, label in (
-                ("uniform", "none"), ("mix_0.1", "10%"), ("mix_0.5", "50%")) for d in ("any_order", "left_to_right")}, _mixture),
+                ("uniform", "none"), ("mix_0.1", "10%")) for d in ("any_order", "left_to_right")}, _mixture),
     Section("targets", "Target positions", "Telling the target through adaLN beats adding it to the input or before every layer.",
             ("uniform", "target_input", "target_layer_shared", "target_layer_distinct", "sigma_gpt"),
             {"adaLN": ("uniform", "any_order"), "input": ("target_input", "any_order"),
