@@ -56,7 +56,6 @@ def draw(
     ValueError: there are no sequences, or fewer targets than asked for, or the distribution changes over training.
   """
   orders.check_constant(spec)
-  to_device = functools.partial(jax.make_array_from_process_local_data, sharding.batch_sharding(mesh))
   key = jax.device_put(orders.root_key(seed), sharding.replicated(mesh))
   first_row, there_are_some = 0, False
   for tokens, lengths in batches:
@@ -64,7 +63,7 @@ def draw(
     if num_targets > length:
       raise ValueError(f"num_targets is {num_targets}, and sequences have {length}; give at most that, or 0 for all.")
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
-    arrays = to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(lengths, np.int32))
+    arrays = (sharding.place_batch(mesh, np.asarray(x, np.int32)) for x in (tokens, lengths))
     tokens, lengths, sigma, nll, visits, lots = jax.device_get(_draw(model, mesh, num_visits, spec, params, *arrays, row, key))
     keep = lengths > 0
     targets = np.sort(lots[:, : num_targets or length], axis=1)
