@@ -164,6 +164,9 @@ def _call_roll(place: Place, timeout: float) -> dict[int, _Link]:
     def refuse(line: str):
       for link in links.values():
         link.send({"refused": line})
+      for key in [*ready.get_map().values()]:
+        if key.fileobj is not listener:
+          key.fileobj.close()
       raise ClusterError(line)
 
     ready.register(listener, selectors.EVENT_READ)
@@ -234,12 +237,13 @@ def _answer_roll(place: Place, timeout: float) -> _Link:
     while messages == [] and ready.select(max(deadline + _GRACE_SECONDS - time.monotonic(), 0.0)):
       messages = link.read()
   answer = messages[0] if messages else {}
+  if answer == {"complete": True}:
+    return link
+  link.close()
   if isinstance(answer, dict) and "refused" in answer:
     raise ClusterError(answer["refused"])
-  if answer != {"complete": True}:
-    raise ClusterError(f"--coordinator={place.coordinator}: what listens there " + (
-        "does not answer the roll call" if messages == [] else "has ended, or is no process 0 of this program") + "; see what it is.")
-  return link
+  what = "does not answer the roll call" if messages == [] else "has ended, or is no process 0 of this program"
+  raise ClusterError(f"--coordinator={place.coordinator}: what listens there {what}; see what it is.")
 
 
 class _Channel:

@@ -103,5 +103,8 @@ while [ "${#left[@]}" -gt 0 ]; do
     stopper=$!
   fi
 done
-if [ -n "${stopper:-}" ]; then kill -- "-$stopper" 2>/dev/null || true; fi
+if [ -n "${stopper:-}" ]; then
+  kill -- "-$stopper" || true
+  wait "$stopper" || true # quietly
+fi 2>/dev/null
 exit "$status"

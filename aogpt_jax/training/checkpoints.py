@@ -218,7 +218,7 @@ def _reader(directory: pathlib.Path) -> ocp.CheckpointManager:
       primary_host=jax.process_index(), active_processes={jax.process_index()}, barrier_sync_key_prefix=f"{jax.process_index()}")
   return ocp.CheckpointManager(
       directory, item_handlers=_handlers(own), options=ocp.CheckpointManagerOptions(
-          create=False, save_root_metadata=False, read_only=True, multiprocessing_options=own))
+          create=False, save_root_metadata=False, multiprocessing_options=own))
 
 
 def _directory(workdir: str | pathlib.Path) -> pathlib.Path:
