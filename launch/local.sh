@@ -87,7 +87,7 @@ status=0 left=("${pids[@]}")
 while [ "${#left[@]}" -gt 0 ]; do
   code=0 finished=""
   wait -n -p finished "${left[@]}" || code=$?
-  [ -n "$finished" ] || continue # a signal came
+  [ -n "${finished:-}" ] || continue # a signal came
   remaining=()
   for pid in "${left[@]}"; do [ "$pid" = "$finished" ] || remaining+=("$pid"); done
   left=("${remaining[@]}")

@@ -146,7 +146,7 @@ train() {
     # A connection that breaks is no end of the run: while the slice is there, its log is followed again.
     if setup && run; then
       while [ -z "$status" ]; do
-        sleep ${dry_run:+0} 10
+        [ -n "$dry_run" ] || sleep 10
         logs || true
         status=$(on 0 "cat aogpt_jax/run.status" || true)
         if [ -n "$dry_run" ]; then echo "$status" && status=0 && break; fi
