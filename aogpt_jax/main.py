@@ -1,11 +1,19 @@
 """Trains, evaluates and samples: python -m aogpt_jax.main --config=configs/tiny.py [--mode=...] [--config.KEY=VALUE ...]
 
 Every field of a config, with its meaning, is in aogpt_jax/config.py.
+
+On a TPU pod and under SLURM, the processes of a run find each other; elsewhere, each gets --coordinator=HOST:PORT of process 0,
+--num_processes=N and --process_id=I. See launch/README.md.
+
+Exit status: 0 when all is done. 1 after an error or an interrupt, with a line that says what to do; so too on all processes where
+one of them has ended. 143 after SIGTERM: while a run trains, all of its processes save the state after the same step, and the
+same command goes on from it. 2 where absl can't read a flag.
 """
 
 from collections.abc import Callable
 import pathlib
 import runpy
+import signal
 import sys
 import traceback
 from typing import Any
@@ -16,6 +24,7 @@ from absl import logging
 import jax
 from ml_collections import config_flags
 
+from aogpt_jax import cluster
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import memory
@@ -32,6 +41,15 @@ from aogpt_jax.training import loop
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
 _MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains, evaluates and samples.")
+_COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, in a run of several that is not detected.")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Of such a run; 1 is a run of this process alone.", lower_bound=0)
+_PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Of this process, from 0.", lower_bound=-1)
+_START_TIMEOUT = flags.DEFINE_float(
+    "start_timeout", 600.0, "Seconds after the start of the first process in which all of a run must have come.", lower_bound=1.0)
+
+# The flags of single processes, which a sweep has no use for.
+CLUSTER_FLAGS = ("coordinator", "num_processes", "process_id", "start_timeout")
+_TERMINATED = 128 + signal.SIGTERM  # what a shell says of a process that SIGTERM has ended
 
 
 def main(argv: list[str]) -> None:
@@ -44,17 +62,38 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
-    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
-  except (ValueError, OSError, ImportError, RuntimeError) as e:
+    config_lib.check(_CONFIG.value)
+    place = cluster.find(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    cluster.join(place, _START_TIMEOUT.value)
+  except (config_lib.ConfigError, cluster.ClusterError) as e:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt:
-    sys.exit("interrupted; nothing was done yet but preparing the data")
+    sys.exit("interrupted; nothing was done yet")
+  several = place is not None
+  try:
+    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
+  except (ValueError, OSError, ImportError, RuntimeError) as e:
+    cluster.end(f"error: {e}")
+  except KeyboardInterrupt:
+    cluster.end("interrupted; nothing was done yet but preparing the data")
   try:
     _dispatch(run, _MODE.value)
+    cluster.leave()
   except (config_lib.ConfigError, OSError, FloatingPointError) as e:
-    sys.exit(f"error: {e}")
+    cluster.end(f"error: {e}")
   except KeyboardInterrupt as e:
-    sys.exit(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
+    cluster.end(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
+  except cluster.Terminated as e:
+    if jax.process_index() == 0:
+      print(f"terminated; {e}", file=sys.stderr, flush=True)
+    cluster.leave()
+    sys.exit(_TERMINATED)
+  except Exception:  # pylint: disable=broad-exception-caught  # of a collective without one of its processes, or a bug
+    if not several:
+      raise
+    cluster.wait_for_the_end()
+    traceback.print_exc()
+    cluster.end("")
 
 
 def parse_flags(argv: list[str]) -> list[str]:
@@ -116,6 +155,7 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
     written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh,
                            {"weights": "ema", "checkpoint_step": step})
+    cluster.gather(None)  # process 0 has written what all read below
   if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
     written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))

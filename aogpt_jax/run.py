@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Mesh
 import ml_collections
 
+from aogpt_jax import cluster
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import models
@@ -77,6 +78,9 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
       pass
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
+  if not cluster.shares(directory):
+    raise OSError(f"--workdir={workdir}: is not one directory for all {jax.process_count()} processes; give one on a file system "
+                  "that all hosts share.")
   if mode == "sample":
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
   for spec in config.eval.zero_shot.datasets if mode in ("all", "eval") else ():  # now, and not after the others are scored
@@ -89,7 +93,7 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   other = _other_text(config, tokenizer) if config.eval.source and mode != "train" else None
   if other and mode == "eval":
     return Run(config, directory, mesh, model, tokenizer, None, other, "train", ())
-  packed = packing.prepare(config.data, tokenizer, config.model.block_size, progress=console.say)
+  packed = _prepare(config.data, tokenizer, config.model.block_size)
   for split in ("validation",) if other else ("validation", config.eval.split):  # now, and not at the first evaluation
     if split not in packed.num_sequences:
       raise config_lib.ConfigError(
@@ -99,6 +103,34 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
              tuple(asked))
 
 
+def _prepare(
+    data: ml_collections.ConfigDict, tokenizer: tokenizers.Tokenizer, block_size: int
+) -> packing.PackedDataset:
+  """The packed text on every process; prepared by process 0 where they share cache_dir, else by each host for itself.
+
+  Raises:
+    ConfigError: it is not the same text everywhere.
+  """
+  prepare = lambda: packing.prepare(data, tokenizer, block_size, progress=console.say)
+  if jax.process_count() == 1:
+    return prepare()
+  cache = pathlib.Path(data.cache_dir).expanduser()
+  cache.mkdir(parents=True, exist_ok=True)
+  shared = cluster.shares(cache)
+  if shared and jax.process_index() != 0:
+    cluster.gather("waiting for process 0")  # not for its lock, which not all network file systems have
+  packed = prepare()
+  if shared and jax.process_index() == 0:
+    cluster.gather("prepared")
+  theirs = cluster.gather([packed.directory.parent.name, dict(packed.num_sequences)])
+  for process, text in enumerate(theirs):
+    if text != theirs[0]:
+      raise config_lib.ConfigError(
+          f"config.data.source: {data.source} is another text for process {process} ({text}) than for process 0 ({theirs[0]}); "
+          "give all hosts the same.")
+  return packed
+
+
 def _other_text(config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokenizer) -> packing.PackedDataset:
   """The text of config.eval.source: all its documents, as the one split "train"."""
   data = config.data.copy_and_resolve_references()
@@ -106,7 +138,7 @@ def _other_text(config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokeniz
     data.update(source=config.eval.source, train_split=config.eval.split, validation_split="", test_split="",
                 validation_fraction=0.0, test_fraction=0.0)
   try:
-    return packing.prepare(data, tokenizer, config.model.block_size, progress=console.say)
+    return _prepare(data, tokenizer, config.model.block_size)
   except ValueError as e:
     raise config_lib.ConfigError(f"config.eval.source={config.eval.source}: {e}") from None
 

@@ -68,6 +68,24 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, P(("data", "fsdp")))
 
 
+def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
+  """Which of the rows of a batch are on this process's devices, ascending.
+
+  A mesh may spread a process over the batch, and where tensor reaches beyond it, several processes have the same rows.
+  """
+  indices = batch_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+  return np.unique(np.concatenate([np.arange(batch_size)[rows] for rows, in indices]))
+
+
+def place_batch(mesh: Mesh, local: np.ndarray) -> jax.Array:
+  """A batch [G, ...], split over the rows, of what each process has of it: [b, ...], its `local_rows`."""
+  ways = mesh.shape["data"] * mesh.shape["fsdp"]
+  batch_size = len(local) * ways // len(local_rows(mesh, ways))
+  numbers = local_rows(mesh, batch_size)
+  part = lambda index: local[np.searchsorted(numbers, np.arange(batch_size)[index[0]])]
+  return jax.make_array_from_callback((batch_size, *local.shape[1:]), batch_sharding(mesh), part)
+
+
 def on_mesh(mesh: Mesh):
   """A context in which a jitted function is traced, for `keep_batch_split`."""
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)

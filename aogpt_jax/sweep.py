@@ -160,6 +160,9 @@ def main(argv: list[str]) -> None:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
   if flags.FLAGS["mode"].present:
     sys.exit("error: --mode: the units of a sweep train, evaluate and sample; leave it out.")
+  for flag in main_lib.CLUSTER_FLAGS:
+    if flags.FLAGS[flag].present:
+      sys.exit(f"error: --{flag}: a sweep runs on one machine, each unit in a process of its own; leave it out.")
   jax.config.update("jax_platforms", "cpu")  # accelerators are left to the units
   config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}"

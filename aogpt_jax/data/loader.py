@@ -1,11 +1,11 @@
 """Packed blocks to batches, by random access through Grain.
 
-The training batch of step s is a function of (seed, s) alone: with a global batch of G rows on n hosts, host h
-takes rows s*G + h*G/n .. of one endless shuffled row order. Resuming needs a step number and nothing else, on any
-number of hosts. Every epoch is a new permutation.
+The training batch of step s is a function of (seed, s) alone: rows s*G .. s*G + G-1 of one endless shuffled row order,
+of which each host reads those that its devices need. Resuming needs a step number and nothing else, on any number of
+hosts. Every epoch is a new permutation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import grain
 import numpy as np
@@ -73,8 +73,7 @@ def train_batches(
     seed: int,
     batch_size: int,
     start_step: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    local: Sequence[int] = (),
     prefetch: int = 4,
     num_threads: int = 2,
     split: str = "train",
@@ -86,18 +85,18 @@ def train_batches(
     seed: of the row order, 0 <= seed < 2**32.
     batch_size: G, rows of all hosts together.
     start_step: the first batch's step.
-    process_index, process_count: h and n.
+    local: b of 0..G-1, the rows of each batch that this host reads, as `sharding.local_rows` says; (): all.
     prefetch: batches read ahead; 0 reads in the caller's thread.
     num_threads: that read.
     split: whose rows.
 
   Returns:
-    An iterator of int32 [G/n, T] rows. What goes wrong in a thread is raised by its next().
+    An iterator of int32 [b, T] rows. What goes wrong in a thread is raised by its next().
 
   Raises:
     ValueError: an argument is out of range.
   """
-  _check_batch(batch_size, process_index, process_count)
+  local = _local(batch_size, local)
   if not 0 <= seed < 2**32:
     raise ValueError(f"seed={seed} must lie in [0, 2**32)")
   if start_step < 0:
@@ -110,9 +109,8 @@ def train_batches(
       .seed(seed)
       .shuffle()
       .repeat()
-      .batch(batch_size // process_count, drop_remainder=True, batch_fn=np.asarray)
-      [process_index::process_count][start_step:]
-      .map(rows.read))
+      .batch(batch_size, drop_remainder=True, batch_fn=np.asarray)[start_step:]
+      .map(lambda numbers: rows.read(numbers[local])))
   return TrainBatches(batches.to_iter_dataset(
       grain.ReadOptions(num_threads=min(num_threads, prefetch), prefetch_buffer_size=prefetch)))
 
@@ -123,10 +121,9 @@ def eval_batches(
     *,
     batch_size: int,
     max_sequences: int = 0,
-    process_index: int = 0,
-    process_count: int = 1,
+    local: Sequence[int] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields this host's (tokens int32 [G/n, T], lengths int32 [G/n]) over a split, in a fixed order.
+  """Yields this host's (tokens int32 [b, T], lengths int32 [b]) over a split, in a fixed order.
 
   A row's length is how many of its tokens are text: T, or 0 for the rows of zeros with which the last batches are filled up.
   Every host gets the same number of batches.
@@ -136,40 +133,38 @@ def eval_batches(
     split: "train", "validation" or "test".
     batch_size: G, rows of all hosts together.
     max_sequences: evaluate on that many, evenly spread over the split; 0: all.
-    process_index, process_count: h and n.
+    local: as for `train_batches`.
   """
   rows = Rows(packed, split)
   indices = evenly_spread(len(rows), max_sequences)
   lengths = np.full(len(indices), packed.block_size, np.int32)
   read = lambda chosen: rows.read(indices[chosen])
-  yield from batches_of(read, lengths, packed.block_size, batch_size=batch_size, process_index=process_index,
-                        process_count=process_count)
+  yield from batches_of(read, lengths, packed.block_size, batch_size=batch_size, local=local)
 
 
 def batches_of(
-    read: Callable[[slice], np.ndarray],
+    read: Callable[[np.ndarray], np.ndarray],
     lengths: np.ndarray,
     block_size: int,
     *,
     batch_size: int,
-    process_index: int = 0,
-    process_count: int = 1,
+    local: Sequence[int] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
   """Yields this host's batches of N rows as `eval_batches` does.
 
   Args:
-    read: rows of a slice of 0..N-1, int32 [n, T].
+    read: rows of n numbers from 0..N-1, int32 [n, T].
     lengths: int32 [N], how many tokens of each row are text.
     block_size: T.
-    batch_size, process_index, process_count: as for `eval_batches`.
+    batch_size, local: as for `eval_batches`.
   """
-  _check_batch(batch_size, process_index, process_count)
-  local = batch_size // process_count
-  for start in range(process_index * local, _round_up(len(lengths), batch_size), batch_size):
-    chosen = slice(start, min(start + local, len(lengths)))
-    tokens, length = np.zeros((local, block_size), np.int32), np.zeros(local, np.int32)
-    if start < len(lengths):
-      tokens[:chosen.stop - start], length[:chosen.stop - start] = read(chosen), lengths[chosen]
+  local = _local(batch_size, local)
+  for start in range(0, len(lengths), batch_size):
+    there = start + local < len(lengths)
+    chosen = (start + local)[there]
+    tokens, length = np.zeros((len(local), block_size), np.int32), np.zeros(len(local), np.int32)
+    if len(chosen):
+      tokens[there], length[there] = read(chosen), lengths[chosen]
     yield tokens, length
 
 
@@ -180,12 +175,10 @@ def evenly_spread(count: int, wanted: int) -> np.ndarray:
   return np.arange(wanted) * count // wanted
 
 
-def _round_up(x: int, multiple: int) -> int:
-  return -(-x // multiple) * multiple
-
-
-def _check_batch(batch_size: int, process_index: int, process_count: int):
-  if not 0 <= process_index < process_count:
-    raise ValueError(f"process_index={process_index} must lie in [0, process_count={process_count})")
-  if batch_size < 1 or batch_size % process_count:
-    raise ValueError(f"batch_size={batch_size} must be a positive multiple of the {process_count} processes")
+def _local(batch_size: int, local: Sequence[int]) -> np.ndarray:
+  if batch_size < 1:
+    raise ValueError(f"batch_size={batch_size} must be at least 1")
+  rows = np.arange(batch_size) if len(local) == 0 else np.array(local)
+  if rows.min() < 0 or rows.max() >= batch_size:
+    raise ValueError(f"local={list(local)} must be rows of a batch, from 0 to {batch_size - 1}")
+  return rows

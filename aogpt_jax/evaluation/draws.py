@@ -56,16 +56,14 @@ def draw(
     ValueError: there are no sequences, or fewer targets than asked for, or the distribution changes over training.
   """
   orders.check_constant(spec)
-  to_device = functools.partial(jax.make_array_from_process_local_data, sharding.batch_sharding(mesh))
-  key = jax.device_put(orders.root_key(seed), sharding.replicated(mesh))
   first_row, there_are_some = 0, False
   for tokens, lengths in batches:
     length = tokens.shape[1]
     if num_targets > length:
       raise ValueError(f"num_targets is {num_targets}, and sequences have {length}; give at most that, or 0 for all.")
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
-    arrays = to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(lengths, np.int32))
-    tokens, lengths, sigma, nll, visits, lots = jax.device_get(_draw(model, mesh, num_visits, spec, params, *arrays, row, key))
+    arrays = (sharding.place_batch(mesh, np.asarray(x, np.int32)) for x in (tokens, lengths))
+    tokens, lengths, sigma, nll, visits, lots = jax.device_get(_draw(model, mesh, num_visits, spec, seed, params, *arrays, row))
     keep = lengths > 0
     targets = np.sort(lots[:, : num_targets or length], axis=1)
     first_row += len(lengths)
@@ -77,9 +75,10 @@ def draw(
     raise ValueError("there is nothing to evaluate: the split has no sequences.")
 
 
-@functools.partial(jax.jit, static_argnames=("model", "mesh", "num_visits", "spec"))
-def _draw(model, mesh, num_visits, spec, params, tokens, lengths, first_row, key):
+@functools.partial(jax.jit, static_argnames=("model", "mesh", "num_visits", "spec", "seed"))
+def _draw(model, mesh, num_visits, spec, seed, params, tokens, lengths, first_row):
   batch, length = tokens.shape
+  key = orders.root_key(seed)
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
   sigma = orders.within(orders.draw(spec, key, 0, rows, length), lengths)
   uniform = lambda key, n: orders.draw("uniform", key, n, rows, length)

@@ -17,6 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from aogpt_jax import cluster
 from aogpt_jax import console
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import judge as judge_lib
@@ -78,13 +79,13 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
 
 
 def _timed(generate: Callable[[], list[texts_lib.Text]]) -> tuple[list[texts_lib.Text], float]:
-  """What was drawn, and the seconds that it took without compiling: where something was compiled, it is drawn again."""
+  """What was drawn, and the seconds that it took without compiling: where a process compiled something, all draw again."""
   for _ in range(2):
     with _compilations() as compiled:
       start = time.perf_counter()
       drawn = generate()
       seconds = time.perf_counter() - start
-    if not compiled:
+    if not any(cluster.gather(bool(compiled))):
       break
   return drawn, seconds
 

@@ -16,6 +16,7 @@ import numpy as np
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import orders
+from aogpt_jax import sharding
 from aogpt_jax.data import baselines
 from aogpt_jax.data import loader
 from aogpt_jax.data import packing
@@ -74,7 +75,7 @@ def _batches(
   """This process's rows of a text, and who is to be told how many are done."""
   batches = loader.eval_batches(
       packed, split, batch_size=run.config.eval.batch_size, max_sequences=max_sequences,
-      process_index=jax.process_index(), process_count=jax.process_count())
+      local=sharding.local_rows(run.mesh, run.config.eval.batch_size))
   sequences = packed.num_sequences.get(split, 0)
   return batches, console.Progress(f"{what} {split} sequences", min(max_sequences or sequences, sequences))
 

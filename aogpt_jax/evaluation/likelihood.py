@@ -66,12 +66,10 @@ def evaluate(
     orders.check_constant(spec)
   masks = masks if "uniform" in repeats else 0
   plan = tuple((spec, count) for spec, count in repeats.items() if not (masks and spec == "uniform"))
-  batch_sharding = sharding.batch_sharding(mesh)
-  to_device = functools.partial(jax.make_array_from_process_local_data, batch_sharding)
   table = jax.device_put(np.asarray(token_bytes, np.int32), sharding.replicated(mesh))
   nll, lengths, size, first_row = [], [], [], 0
   for tokens, length in batches:
-    batch = (to_device(np.asarray(tokens, np.int32)), to_device(np.asarray(length, np.int32)))
+    batch = tuple(sharding.place_batch(mesh, np.asarray(x, np.int32)) for x in (tokens, length))
     row = jax.device_put(np.int32(first_row), sharding.replicated(mesh))
     out = jax.device_get(_score(model, mesh, plan, masks, seed, params, *batch, row, table))
     for total, x in zip((nll, lengths, size), out):

@@ -19,6 +19,7 @@ import ml_collections
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import sharding
 from aogpt_jax.data import loader
 from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot as data
@@ -101,8 +102,8 @@ class _Scorer:
 
     def batches(what: str):
       rows = loader.batches_of(lambda some: blocks.tokens[some], blocks.lengths, self.block_size,
-                               batch_size=config.eval.batch_size, process_index=jax.process_index(),
-                               process_count=jax.process_count())
+                               batch_size=config.eval.batch_size,
+                               local=sharding.local_rows(self.run.mesh, config.eval.batch_size))
       return rows, console.Progress(f"{what} {name}, {self.name}", len(blocks.lengths), "blocks")
 
     of_recipe = recipe(config, name, self.tokenizer, self.block_size, self.distributions())

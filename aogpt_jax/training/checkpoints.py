@@ -16,6 +16,7 @@ from jax.sharding import Mesh, SingleDeviceSharding
 import ml_collections
 import orbax.checkpoint as ocp
 
+from aogpt_jax import cluster
 from aogpt_jax import config as config_lib
 from aogpt_jax import models
 from aogpt_jax import sharding
@@ -70,12 +71,13 @@ class Checkpoints:
       ConfigError: the newest checkpoint belongs to another run; the message names the fields.
       OSError: there are checkpoints, and none can be restored.
     """
-    if not self._manager.all_steps():
+    reader = _reader(self._manager.directory)
+    if not cluster.gather(bool(reader.all_steps()))[0]:
       return None
 
     def attempt(step: int) -> step_lib.TrainState:
-      _check_same_run(self._manager, step, self._config)
-      restored = self._manager.restore(step, args=ocp.args.Composite(
+      _check_same_run(reader, step, self._config)
+      restored = reader.restore(step, args=ocp.args.Composite(
           params=ocp.args.StandardRestore(shapes.params),
           ema=ocp.args.StandardRestore(shapes.ema),
           optimizer=ocp.args.StandardRestore({"step": shapes.step, "opt_state": shapes.opt_state}),
@@ -83,7 +85,8 @@ class Checkpoints:
       return step_lib.TrainState(step=restored.optimizer["step"], params=restored.params, ema=restored.ema,
                                  opt_state=restored.optimizer["opt_state"])
 
-    _, state, failed = _newest_restorable(self._manager, attempt)
+    with reader:
+      _, state, failed = _newest_restorable(reader, attempt)
     for step in failed if jax.process_index() == 0 else ():  # out of the way of what will be saved again, not lost
       directory = self._manager.directory / f"damaged-{step}"
       for i in itertools.count(2):
@@ -91,6 +94,7 @@ class Checkpoints:
           break
         directory = self._manager.directory / f"damaged-{step}-{i}"
       (self._manager.directory / str(step)).rename(directory)
+    cluster.gather(None)  # what is out of the way is so for all
     self._manager.reload()
     return state
 
@@ -175,39 +179,55 @@ def _restore_model(
 
 
 def _newest_restorable(manager: ocp.CheckpointManager, attempt: Callable[[int], Any]) -> tuple[int, Any, list[int]]:
-  """The newest step for which `attempt` succeeds, what it returned, and the newer steps for which it failed."""
+  """The newest step for which `attempt` succeeds, what it returned, and the newer steps for which it failed.
+
+  It succeeds where it does so on all processes: each reads its own part of a state, and only that may be damaged.
+  """
   failed = []
-  for step in sorted(manager.all_steps(), reverse=True):
+  for step in cluster.gather(sorted(manager.all_steps(), reverse=True))[0]:
+    found, why = None, ""
     try:
-      return step, attempt(step), failed
+      found = attempt(step)
     except config_lib.ConfigError:
       raise
     except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
-      logging.warning("%s: step %d can't be restored (%s: %s); trying the one before it.",
-                      manager.directory, step, type(e).__name__, str(e).split("\n")[0][:200])
-      failed.append(step)
+      why = f"{type(e).__name__}: {str(e).splitlines()[0][:200] if str(e) else ''}"
       # Orbax reads many arrays at once; those that fail after the first report to nobody, a traceback each.
       logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+    reasons = [reason for reason in cluster.gather(why) if reason]
+    if not reasons:
+      return step, found, failed
+    failed.append(step)
+    if jax.process_index() == 0:
+      logging.warning("%s: step %d can't be restored (%s); trying the one before it.", manager.directory, step, reasons[0])
   raise OSError(f"{manager.directory}: none of the checkpoints {failed} can be restored; the reasons are above. Move the "
                 "directory away to start anew.")
 
 
 def _open(workdir: str | pathlib.Path) -> ocp.CheckpointManager:
   directory = _directory(workdir)
-  manager = directory.is_dir() and ocp.CheckpointManager(
-      directory, options=ocp.CheckpointManagerOptions(create=False, save_root_metadata=False), item_handlers=_handlers())
+  manager = directory.is_dir() and _reader(directory)
   if not manager or manager.latest_step() is None:
     raise FileNotFoundError(f"{directory}: there is no checkpoint; give the workdir of a run that has saved one.")
   return manager
+
+
+def _reader(directory: pathlib.Path) -> ocp.CheckpointManager:
+  """A manager that restores on this process alone: where it fails, no other process waits for it."""
+  own = ocp.options.MultiprocessingOptions(
+      primary_host=jax.process_index(), active_processes={jax.process_index()}, barrier_sync_key_prefix=f"{jax.process_index()}")
+  return ocp.CheckpointManager(
+      directory, item_handlers=_handlers(own), options=ocp.CheckpointManagerOptions(
+          create=False, save_root_metadata=False, multiprocessing_options=own))
 
 
 def _directory(workdir: str | pathlib.Path) -> pathlib.Path:
   return pathlib.Path(workdir).expanduser().resolve() / "checkpoints"  # Orbax wants absolute paths
 
 
-def _handlers() -> dict[str, Any]:
-  arrays = {item: ocp.StandardCheckpointHandler() for item in ("params", "ema", "optimizer")}
-  return {**arrays, "config": ocp.JsonCheckpointHandler()}
+def _handlers(processes: ocp.options.MultiprocessingOptions = ocp.options.MultiprocessingOptions()) -> dict[str, Any]:
+  arrays = {item: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for item in ("params", "ema", "optimizer")}
+  return {**arrays, "config": ocp.JsonCheckpointHandler(multiprocessing_options=processes)}
 
 
 def _check_same_run(manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict) -> None:

@@ -2,18 +2,23 @@
 
 import pathlib
 
+import jax
+
 from aogpt_jax.training import metrics
 
 FILE = "loss.png"
 
 
 def draw(workdir: pathlib.Path, baselines: dict[str, float]) -> pathlib.Path:
-  """Draws WORKDIR/loss.png from the recorded metrics and returns its path.
+  """Draws WORKDIR/loss.png from the recorded metrics, on process 0, and returns its path.
 
   Args:
     workdir: of the run.
     baselines: label -> nats per token, drawn as horizontal lines.
   """
+  path = workdir / FILE
+  if jax.process_index() != 0:
+    return path
   from matplotlib import figure  # Here: it costs half a second. The figure has no global state and needs no display.
 
   records = metrics.read(workdir)
@@ -37,6 +42,5 @@ def draw(workdir: pathlib.Path, baselines: dict[str, float]) -> pathlib.Path:
   if evaluated:
     top = max([*baselines.values(), *evaluated[1:], evaluated[-1]])
     axes.set_ylim(top=top * 1.08)
-  path = workdir / FILE
   fig.savefig(path)
   return path

@@ -6,10 +6,11 @@ from typing import Any
 import zlib
 
 import jax
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh
 import ml_collections
 import numpy as np
 
+from aogpt_jax import cluster
 from aogpt_jax import console
 from aogpt_jax import sharding
 from aogpt_jax.data import loader
@@ -31,6 +32,7 @@ def train(run: Run) -> step_lib.TrainState:
   Raises:
     ConfigError: the workdir holds a run with another config.
     FloatingPointError: the loss or the gradient is no longer finite; the newest checkpoint is from before.
+    cluster.Terminated: a process of the run got SIGTERM; all have saved the state after the same step.
   """
   config = run.config
   trainer = step_lib.make_trainer(config, run.model, run.mesh)
@@ -49,30 +51,34 @@ def train(run: Run) -> step_lib.TrainState:
   log = _StepLog(config, writer, start)
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
-      process_index=jax.process_index(), process_count=jax.process_count(), prefetch=config.data.prefetch)
+      local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
   try:
-    for step, (tokens, batch_hash) in enumerate(_to_device(batches, sharding.batch_sharding(run.mesh)), start + 1):
-      if step > config.steps:
-        break
-      last = step == config.steps
-      state, step_metrics = trainer.step(state, tokens)
-      if step == start + 1:
-        jax.block_until_ready(step_metrics)
-        log.first_step_done(step)
-      log.read()  # of the step before, while this one runs
-      if last or step % config.log.every_steps == 0:
-        log.push(step, step_metrics, batch_hash)
-      evaluate = last or step % config.eval.every_steps == 0
-      save = last or step % config.checkpoint.every_steps == 0
-      if evaluate or save:
-        log.push(step, step_metrics, batch_hash)
-        log.read()
-      if evaluate:
-        _evaluate(run, state, step, writer)
-      if save:
-        saver.save(state)
-      if evaluate or save:
-        log.resume_clock(step)
+    with cluster.Termination() as termination:
+      for step, (tokens, batch_hash) in enumerate(_to_device(batches, run.mesh), start + 1):
+        if step > config.steps:
+          break
+        last, terminated = step == config.steps, termination.reached()
+        state, step_metrics = trainer.step(state, tokens)
+        if step == start + 1:
+          jax.block_until_ready(step_metrics)
+          log.first_step_done(step)
+        log.read()  # of the step before, while this one runs
+        if last or step % config.log.every_steps == 0:
+          log.push(step, step_metrics, batch_hash)
+        evaluate = (last or step % config.eval.every_steps == 0) and not terminated
+        save = last or terminated or step % config.checkpoint.every_steps == 0
+        if evaluate or save:
+          log.push(step, step_metrics, batch_hash)
+          log.read()
+        if evaluate:
+          _evaluate(run, state, step, writer)
+        if save:
+          saver.save(state)
+        if terminated:
+          saver.wait()
+          raise cluster.Terminated(f"step {step:,} is saved, and the same command goes on from it")
+        if evaluate or save:
+          log.resume_clock(step)
     saver.wait()
   finally:
     batches.close()
@@ -81,11 +87,11 @@ def train(run: Run) -> step_lib.TrainState:
   return state
 
 
-def _to_device(batches: Iterator[np.ndarray], placed: NamedSharding) -> Iterator[tuple[jax.Array, int]]:
+def _to_device(batches: Iterator[np.ndarray], mesh: Mesh) -> Iterator[tuple[jax.Array, int]]:
   """Global batches on the devices, one ahead of the step that uses it, with the hash of this process's rows."""
   ahead = None
   for rows in batches:
-    now, ahead = ahead, (jax.make_array_from_process_local_data(placed, rows), zlib.crc32(rows))
+    now, ahead = ahead, (sharding.place_batch(mesh, rows), zlib.crc32(rows))
     if now is not None:
       yield now
 
