@@ -175,7 +175,7 @@ def answer() -> None:
 def _sampler(config: ml_collections.ConfigDict, target: str, batch_size: int) -> Report:
   mesh = _mesh(config, target)
   build = _lower if target == "cuda" else _compile
-  model, settings = models.build_model(config), config.sample
+  model, settings = models.build_model(config, mesh), config.sample
   params = _abstract_params(config, model, mesh)
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer) or model.vocab_size
   filters = filters_lib.Filters(vocab_size, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k,

@@ -59,6 +59,9 @@ def default_config() -> ml_collections.ConfigDict:
           position_init="normal",  # of position and target tables: normal, as other weights, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
+          # Among the entries of a pass: xla runs everywhere; cudnn on NVIDIA GPUs, in bfloat16; splash on TPUs, for a block_size of a
+          # multiple of 128; auto takes these where they run, by the devices of the mesh. A loaded model always does: see attention.py.
+          attention="auto",
           remat=False,  # recompute each block in the backward pass: less memory, a third more compute
           scan_layers=True,  # one compiled block for all layers; False unrolls them: faster steps, slower compilation
       ),
@@ -278,6 +281,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
+      ("model.attention", ("auto", "xla", "cudnn", "splash")),
       ("model.param_dtype", ("float32", "bfloat16")),
       ("eval.generative.dtype", ("float32", "bfloat16")),
       ("sample.counts", ("fixed", "binomial")),
@@ -297,6 +301,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  problem = attention_problem(m, m.attention)
+  if problem:
+    yield f"config.model.attention: {problem}"
   if m.gate_init and m.target != "adaln":
     yield (f"config.model.gate_init: {m.gate_init} is of the gates of adaLN, and config.model.target = {m.target} has none; "
            "set it to 0.0.")
@@ -368,6 +375,20 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       yield f"config.{field}: {e}"
 
 
+def attention_problem(model: ml_collections.ConfigDict, name: str) -> str:
+  """Why an implementation of attention can't run the blocks of `config.model` on any device, with the fix; "" where it can."""
+  head_dim = model.width // max(model.heads, 1)
+  if name == "cudnn" and model.dtype != "bfloat16":
+    return f"cudnn computes in bfloat16, not in config.model.dtype = {model.dtype}; set it to auto or xla."
+  if name == "cudnn" and (head_dim % 8 or head_dim > 128):
+    return (f"cudnn takes heads of a multiple of 8 up to 128, not of {head_dim} = config.model.width / heads; choose such heads, or "
+            "set it to auto or xla.")
+  if name == "splash" and model.block_size % 128:
+    return (f"splash takes a multiple of 128 entries, not config.model.block_size = {model.block_size}; choose such a block_size, or "
+            "set it to auto or xla.")
+  return ""
+
+
 def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Yields what does not fit the architecture."""
   m, known = config.model, tokenizers.known_vocab_size(config.data.tokenizer)
@@ -434,7 +455,7 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
-                  "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
+                  "sharding_rules", "eval", "sample", "checkpoint", "log", "model.attention", "model.remat", "model.scan_layers")
 
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:

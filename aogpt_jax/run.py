@@ -53,7 +53,7 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   """
   config_lib.check(config)
   mesh = sharding.make_mesh(config)
-  model = models.build_model(config)
+  model = models.build_model(config, mesh)
   # Before minutes of tokenising: do the mesh and the rules fit the parameters?
   boxed = jax.eval_shape(lambda: step.init_params(model, config.seed))
   sharding.parameter_shardings(boxed, mesh, config.sharding_rules)

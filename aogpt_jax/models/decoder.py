@@ -81,6 +81,7 @@ class Block(nn.Module):
   weight_init: str = "truncated_normal"
   block_size: int = 0  # T, rows of the block's own table of targets where it has one,
   position_init: str = "normal"  # and what they start from
+  backend: attention.Backend = attention.Backend()
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -92,7 +93,8 @@ class Block(nn.Module):
       init, _ = POSITION_INITS[self.position_init](layers.INITS[self.weight_init](layers.INIT_STD))
       self.targets = layers.Embed(self.block_size, self.width, ("position", "embed"), init=init, **kw)
     self.norm1 = _norm(self.norm, self.bias, **kw)
-    self.attention = layers.Attention(heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, **branch)
+    self.attention = layers.Attention(
+        heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, backend=self.backend, **branch)
     self.norm2 = _norm(self.norm, self.bias, **kw)
     self.mlp = layers.MLP(**branch)
 
@@ -174,6 +176,7 @@ class Decoder(nn.Module):
   param_dtype: Any
   remat: bool
   scan_layers: bool
+  backend: attention.Backend  # of the passes over all entries
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -198,7 +201,7 @@ class Decoder(nn.Module):
   def _block_fields(self) -> dict[str, Any]:
     return dict(num_layers=self.layers) | {name: getattr(self, name) for name in (
         "width", "heads", "gate_init", "target", "norm", "qk_norm", "bias", "weight_init", "block_size", "position_init", "dtype",
-        "param_dtype")}
+        "param_dtype", "backend")}
 
   def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     """Logits of every entry.

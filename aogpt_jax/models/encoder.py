@@ -11,6 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from aogpt_jax import attention
 from aogpt_jax import sharding
 from aogpt_jax.models import decoder
 from aogpt_jax.models import layers
@@ -36,6 +37,7 @@ class Encoder(nn.Module):
   remat: bool
   scan_layers: bool
   tell_noise: bool  # condition on the noise level
+  backend: attention.Backend
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -47,7 +49,8 @@ class Encoder(nn.Module):
       self.noise_fc = layers.Dense((self.cond_width,), ("condition", "mlp"), **kw)
       self.noise_out = layers.Dense((self.cond_width,), ("mlp", "condition"), **kw)
     self.blocks = layers.stack(decoder.Block, self.layers, remat=self.remat, scan=self.scan_layers)(
-        width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init, causal=False, **kw)
+        width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init, causal=False,
+        backend=self.backend, **kw)
     self.final_modulation = decoder.Modulation(2, self.width, **kw)
     self.final_norm = layers.RMSNorm("embed", **kw)
     self.head = layers.Dense((self.vocab_size,), ("embed", "vocab"), **kw)

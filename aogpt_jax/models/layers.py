@@ -174,6 +174,7 @@ class Attention(nn.Module):
   qk_norm: bool = True
   bias: bool = True
   weight_init: str = "truncated_normal"
+  backend: attention.Backend = attention.Backend()
 
   def setup(self):
     head_dim = self.width // self.heads
@@ -188,7 +189,7 @@ class Attention(nn.Module):
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
     """Attends among the S entries."""
     q, k, v = self._project(x_BSD)
-    return self._merge(attention.attend(q, k, v, attention.causal_mask(x_BSD.shape[1]) if self.causal else None))
+    return self._merge(attention.attend_whole(q, k, v, causal=self.causal, backend=self.backend))
 
   def extend(
       self, x_BSD: jax.Array, cache: Cache, write: jax.Array, bias_B1ST: jax.Array, asked: jax.Array | None
