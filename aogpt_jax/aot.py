@@ -26,7 +26,7 @@ from absl import flags
 from flax import linen as nn
 import jax
 from jax.experimental import topologies
-from jax.sharding import AxisType, Mesh
+from jax.sharding import Mesh
 from ml_collections import config_flags
 import ml_collections
 import numpy as np
@@ -219,13 +219,7 @@ def _mesh(config: ml_collections.ConfigDict, target: str) -> Mesh:
     devices = topologies.get_topology_desc(
         platform="tpu", topology_name=target, chip_config_name=TPUS[name][0], chips_per_host_bounds=tuple(bounds), num_slices=1,
     ).devices
-  sizes = [config.mesh[axis] for axis in sharding.MESH_AXES]
-  if sizes[0] == -1:
-    sizes[0] = max(1, len(devices) // (sizes[1] * sizes[2]))
-  if math.prod(sizes) != len(devices):
-    given = " x ".join(f"{axis}={config.mesh[axis]}" for axis in sharding.MESH_AXES)
-    raise ValueError(f"config.mesh: {given} does not make the {len(devices)} devices of {target}.")
-  return jax.make_mesh(sizes, sharding.MESH_AXES, axis_types=(AxisType.Auto,) * len(sizes), devices=devices)
+  return sharding.make_mesh(config, devices)
 
 
 def _abstract_params(config: ml_collections.ConfigDict, model: nn.Module, mesh: Mesh) -> Any:

@@ -17,6 +17,8 @@ from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 
 
+# Preset -> devices along data, fsdp and tensor; -1: all that are left.
+MESH_PRESETS = {"dp": (-1, 1, 1), "fsdp": (1, -1, 1), "tp": (1, 1, -1), "fsdp_tp": (1, -1, 2)}
 # Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
 OBJECTIVES = {"decoder": ("any_order", "context_average"), "encoder": ("ao", "lambda_dce", "score_entropy")}
 
@@ -94,9 +96,12 @@ def default_config() -> ml_collections.ConfigDict:
           prefetch=4,  # batches read ahead
       ),
       mesh=c(
+          # How all devices share the work: dp splits the batch, fsdp the batch and the parameters, tp heads, MLP and vocabulary;
+          # fsdp_tp these over `tensor` devices, 2 where it is 1, and the rest over all others. "": as the numbers below say.
+          preset="",
           data=-1,  # devices along which the batch is split; -1: all that the other axes leave
-          fsdp=1,  # devices along which the batch and the parameters are split
-          tensor=1,  # devices along which heads, MLP and vocabulary are split
+          fsdp=1,  # devices along which the batch and the parameters are split; or -1
+          tensor=1,  # devices along which heads, MLP and vocabulary are split; or -1
       ),
       # (logical axis of a parameter, mesh axis or "" for none): see aogpt_jax/sharding.py for the names.
       sharding_rules=(
@@ -238,7 +243,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
 
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
-      "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
+      "model.cond_width optimizer.decay_steps data.prefetch eval.every_steps eval.batch_size "
       "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
       "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
       "checkpoint.every_steps checkpoint.keep log.every_steps",
@@ -256,7 +261,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
   yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
-  yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
+  yield from out_of_range(
+      "mesh.data mesh.fsdp mesh.tensor", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.weight_decay sample.temperature "
       "model.gate_init", "finite", math.isfinite)
@@ -274,6 +280,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
           0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
+      ("mesh.preset", ("", *MESH_PRESETS)),
       ("model.architecture", tuple(OBJECTIVES)),
       ("objective", sum(OBJECTIVES.values(), ())),
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
@@ -313,6 +320,16 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
+  axes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
+  if not config.mesh.preset and list(axes.values()).count(-1) > 1:
+    yield (f"config.mesh: {' x '.join(f'{axis}={n}' for axis, n in axes.items())} leaves the rest of the devices to more than one "
+           "axis; set one of them to -1 and the others to numbers.")
+  for axis, n in axes.items():
+    if config.mesh.preset in MESH_PRESETS and n != {"data": -1}.get(axis, 1) and (config.mesh.preset, axis) != ("fsdp_tp", "tensor"):
+      yield (f"config.mesh.{axis}: {n} is given beside config.mesh.preset = {config.mesh.preset}, which says it too; set it back "
+             'to its default, or preset to "".')
+  if config.mesh.preset == "fsdp_tp" and axes["tensor"] == -1:
+    yield "config.mesh.tensor: -1 leaves no devices to fsdp of config.mesh.preset = fsdp_tp; give a number, or take the preset tp."
   o = config.optimizer
   if o.warmup_steps >= o.decay_steps:
     yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "
