@@ -20,6 +20,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import memory
 from aogpt_jax import run as run_lib
+from aogpt_jax.aot import report
 from aogpt_jax.data import baselines
 from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import held_out
@@ -31,7 +32,10 @@ from aogpt_jax.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
-_MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains, evaluates and samples.")
+_MODE = flags.DEFINE_enum(
+    "mode", "all", (*run_lib.MODES, "aot"),
+    "What to do; all trains, evaluates and samples; aot compiles for the devices of --topology and says what they would need.")
+_TOPOLOGY = flags.DEFINE_list("topology", "v5e:4x4", "Of --mode=aot: TPU slices, e.g. v5e:4x4,v4:2x2x4, or cuda.")
 
 
 def main(argv: list[str]) -> None:
@@ -42,6 +46,8 @@ def main(argv: list[str]) -> None:
   path = _config_path(config_flags.get_config_filename(flags.FLAGS["config"]))
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
+  if _MODE.value == "aot":
+    return _ahead_of_time(path)
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
     run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
@@ -55,6 +61,14 @@ def main(argv: list[str]) -> None:
     sys.exit(f"error: {e}")
   except KeyboardInterrupt as e:
     sys.exit(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
+
+
+def _ahead_of_time(path: pathlib.Path) -> None:
+  try:
+    if not report.run(_CONFIG.value, _TOPOLOGY.value, pathlib.Path(_WORKDIR.value or f"runs/{path.stem}")):
+      sys.exit(1)
+  except (ValueError, ImportError, OSError) as e:
+    sys.exit("error: " + " ".join(str(e).split()))
 
 
 def parse_flags(argv: list[str]) -> list[str]:
