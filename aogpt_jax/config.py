@@ -179,7 +179,9 @@ def default_config() -> ml_collections.ConfigDict:
       log=c(
           every_steps=10,  # updates
           tensorboard=True,
+          profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
+      compilation_cache="~/.cache/aogpt_jax/xla",  # where compiled programs are kept for the next start; "": nowhere
   )
 
 
@@ -269,6 +271,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   yield from out_of_range(
       "optimizer.weight_decay_rules", "pairs of a regular expression and True or False, as (('.*/kernel', True),)",
       lambda rules: _are_pairs(rules, str, bool) and all(_is_regex(pattern) for pattern, _ in rules))
+  yield from out_of_range(
+      "log.profile", "() or the first and the last step of a trace, as (10, 12)",
+      lambda steps: not steps or len(steps) == 2 and all(type(n) is int for n in steps) and 1 <= steps[0] <= steps[1])
   yield from out_of_range(
       "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
       lambda rules: _are_pairs(rules, str, str))
@@ -472,7 +477,7 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
-                  "sharding_rules", "eval", "sample", "checkpoint", "log", "model.attention", "model.remat", "model.scan_layers")
+                  "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache", "model.attention", "model.remat", "model.scan_layers")
 
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:

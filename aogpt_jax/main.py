@@ -48,6 +48,8 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   if _MODE.value == "aot":
     return _ahead_of_time(path)
+  if _CONFIG.value.compilation_cache:
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(_CONFIG.value.compilation_cache).expanduser()))
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
     run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
