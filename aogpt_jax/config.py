@@ -64,8 +64,12 @@ def default_config() -> ml_collections.ConfigDict:
           # Among the entries of a pass: xla runs everywhere; cudnn on NVIDIA GPUs, in bfloat16; splash on TPUs, for a block_size of a
           # multiple of 128; auto takes these where they run, by the devices of the mesh. A loaded model always does: see attention.py.
           attention="auto",
-          remat=False,  # recompute each block in the backward pass: less memory, a third more compute
+          # What the backward pass computes again, for less memory: nothing (none), what is no matmul with parameters (dots), or
+          # whole blocks (full), for a third more compute.
+          remat="none",
           scan_layers=True,  # one compiled block for all layers; False unrolls them: faster steps, slower compilation
+          # Entries of a sequence whose logits a loss has at the same time; 0: all, -1: as many as take a device 128 MiB.
+          head_chunk=-1,
       ),
       optimizer=c(
           learning_rate=6e-4,  # peak, after the warm-up
@@ -254,6 +258,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
       "eval.targets eval.seed sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
       "0 or more", lambda x: x >= 0)
+  yield from out_of_range("model.head_chunk", "-1 (chosen), 0 (all) or more", lambda x: x >= -1)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
@@ -292,6 +297,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("model.norm", ("rms", "layer")),
       ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
+      ("model.remat", ("none", "dots", "full")),
       ("model.dtype", ("float32", "bfloat16")),
       ("model.attention", ("auto", "xla", "cudnn", "splash")),
       ("model.param_dtype", ("float32", "bfloat16")),
@@ -472,12 +478,15 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   whole = default_config()
   with whole.unlocked(), whole.ignore_type():
     whole.update(config)
+    if isinstance(whole.model.remat, bool):  # as it was once
+      whole.model.remat = "full" if whole.model.remat else "none"
   return whole
 
 
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
-                  "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache", "model.attention", "model.remat", "model.scan_layers")
+                  "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache", "model.attention", "model.remat",
+                  "model.scan_layers", "model.head_chunk")
 
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:

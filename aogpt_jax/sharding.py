@@ -6,11 +6,14 @@ rule is not split. Batches are split along data and fsdp.
 """
 
 from collections.abc import Sequence
+import functools
 import math
 from typing import Any
 
 from flax import linen as nn
 import jax
+import jax.extend
+import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec as P
 import ml_collections
 import numpy as np
@@ -19,6 +22,7 @@ from aogpt_jax import config as config_lib
 
 MESH_AXES = ("data", "fsdp", "tensor")
 LOGICAL_AXES = ("layers", "vocab", "embed", "position", "condition", "modulation", "qkv", "heads", "head_dim", "mlp")
+_SPLIT_IN_USE = ("heads", "mlp", "vocab")
 
 
 def make_mesh(config: ml_collections.ConfigDict, devices: Sequence[jax.Device] | None = None) -> Mesh:
@@ -109,7 +113,7 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def on_mesh(mesh: Mesh):
-  """A context in which a jitted function is traced, for `keep_batch_split`."""
+  """A context in which a jitted function is traced, for `keep_batch_split`, `gather` and `keep_whole`."""
   return jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
 
 
@@ -118,9 +122,65 @@ def keep_batch_split(x: Any) -> Any:
 
   Outside of `on_mesh` it does nothing.
   """
-  if "fsdp" not in jax.sharding.get_abstract_mesh().axis_names:
-    return x
-  return jax.lax.with_sharding_constraint(x, P(("data", "fsdp")))
+  return jax.lax.with_sharding_constraint(x, P(("data", "fsdp"))) if _axis_sizes() else x
+
+
+def gather(x: jax.Array, axes: Sequence[str]) -> jax.Array:
+  """A parameter with these logical axes as it is used: whole, but for the axes that the results of a matmul keep or sum over.
+
+  Where the batch and the parameters are split along the same devices, one of the two has to be moved; without it, XLA may choose
+  the activations. Outside of `on_mesh` it does nothing.
+  """
+  return _gather(_in_use(axes), x) if _axis_sizes() else x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gather(spec: P, x: jax.Array) -> jax.Array:
+  return jax.lax.with_sharding_constraint(x, spec)
+
+
+# The gradient is tied to nothing: it is to be summed right into the parts of the parameter, and not whole.
+_gather.defvjp(lambda spec, x: (_gather(spec, x), None), lambda spec, _, g: (g,))
+
+
+def is_no_gather(prim: jax.extend.core.Primitive, *_: Any, **params: Any) -> bool:
+  """A policy of rematerialisation: all is saved but gathered parameters, which are gathered again.
+
+  Saved, those of all layers would be the whole model on each device.
+  """
+  inner = params["call_jaxpr"].eqns if prim.name == "custom_vjp_call" else ()
+  return [e.primitive.name for e in inner] != ["sharding_constraint"]
+
+
+def look_up(table: jax.Array, ids: jax.Array, axes: Sequence[str], dtype: Any) -> jax.Array:
+  """Rows of a parameter with these logical axes, in `dtype`, [..., width] for ids [...]; their gradients are summed in float32."""
+  return _look_up((_in_use(axes), jnp.dtype(dtype), table.shape), table, ids)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _look_up(how: tuple[P, jnp.dtype, tuple[int, int]], table: jax.Array, ids: jax.Array) -> jax.Array:
+  spec, dtype, _ = how
+  table = table.astype(dtype)
+  return (_gather(spec, table) if _axis_sizes() else table)[ids]
+
+
+def _add_up(how: tuple[P, jnp.dtype, tuple[int, int]], ids: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+  spec, _, shape = how
+  total = jnp.zeros(shape, jnp.float32).at[ids].add(g.astype(jnp.float32))
+  # Each device adds up its own rows of the batch: else they would be sent to where the parts of the table are.
+  return (jax.lax.with_sharding_constraint(total, spec) if _axis_sizes() else total), None
+
+
+_look_up.defvjp(lambda how, table, ids: (_look_up(how, table, ids), ids), _add_up)
+
+
+def _in_use(axes: Sequence[str]) -> P:
+  return P(*(P.UNCONSTRAINED if axis in _SPLIT_IN_USE else None for axis in axes))
+
+
+def splits_parameters() -> bool:
+  """Whether what is traced runs on a mesh that splits parameters which `gather` makes whole."""
+  return _axis_sizes().get("fsdp", 1) > 1
 
 
 def keep_whole(x: Any) -> Any:
@@ -128,7 +188,13 @@ def keep_whole(x: Any) -> Any:
 
   Outside of `on_mesh` it does nothing.
   """
-  return x if "fsdp" not in jax.sharding.get_abstract_mesh().axis_names else jax.lax.with_sharding_constraint(x, P())
+  return jax.lax.with_sharding_constraint(x, P()) if _axis_sizes() else x
+
+
+def _axis_sizes() -> dict[str, int]:
+  """Axis -> devices of the mesh of `on_mesh`; nothing outside of it."""
+  mesh = jax.sharding.get_abstract_mesh()
+  return dict(mesh.shape) if "fsdp" in mesh.axis_names else {}
 
 
 def heads_sharding(mesh: Mesh, heads: int) -> NamedSharding:

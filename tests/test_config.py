@@ -80,7 +80,7 @@ def test_a_missing_field_is_named():
     ("steps", 1e5, "int"),
     ("steps", "many", "int"),
     ("batch_size", True, "int"),
-    ("model.remat", 1, "bool"),
+    ("model.remat", True, "str"),
     ("model.dtype", 16, "str"),
     ("optimizer.learning_rate", "6e-4", "float"),
     ("sample.orders", "uniform", "tuple"),
@@ -121,6 +121,7 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("mesh.fsdp", 0, "at least 1"),
     ("mesh.preset", "zero", "dp, fsdp, tp, fsdp_tp"),
     ("model.dtype", "float16", "float32, bfloat16"),
+    ("model.remat", "all", "none, dots, full"),
     ("model.target", "adalm", "adaln, input, layer_shared, layer_distinct"),
     ("model.architecture", "encodr", "decoder, encoder"),
     ("model.norm", "group", "rms, layer"),
@@ -234,7 +235,7 @@ def test_a_run_may_change_its_length_its_machine_and_what_it_reports():
   free = {
       "steps": 7, "data.cache_dir": "/c", "data.tfds_data_dir": "/t", "data.workers": 3, "data.prefetch": 1,
       "mesh.fsdp": 2, "mesh.tensor": 2, "mesh.preset": "", "sharding_rules": (), "eval.orders": 2, "sample.temperature": 0.5,
-      "checkpoint.keep": 9, "log.every_steps": 1, "model.remat": True, "model.scan_layers": False,
+      "checkpoint.keep": 9, "log.every_steps": 1, "model.remat": "full", "model.scan_layers": False, "model.head_chunk": 64,
   }
   assert config_lib.differences(changed(free), config_lib.default_config()) == []
 
@@ -261,6 +262,15 @@ def test_a_config_of_an_older_version_gets_the_fields_that_it_lacks():
   whole = config_lib.completed(config_lib.from_dict(json.loads(json.dumps(older.to_dict()))))
   assert whole.steps == 7 and whole.model.width == 96 and whole.sample.orders == ("mix(0.5)",)
   assert (whole.model.norm, whole.model.tied_head) == ("rms", False)
+  config_lib.check(whole)
+
+
+@pytest.mark.parametrize("older, remat", [(False, "none"), (True, "full")])
+def test_rematerialisation_that_was_on_or_off_has_a_name_now(older, remat):
+  fields = config_lib.default_config().to_dict()
+  fields["model"]["remat"] = older
+  whole = config_lib.completed(config_lib.from_dict(fields))
+  assert whole.model.remat == remat
   config_lib.check(whole)
 
 

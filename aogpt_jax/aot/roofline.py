@@ -81,11 +81,11 @@ def estimate(
   counted = {"weights": 0.0, "attention": 0.0}
   float32 = traffic = 0.0
   for m in products:
-    seen = m.flops * m.times * (0.5 if causal and m.kind == "kernel" else 1.0)
+    seen = m.flops * m.times * m.devices * (0.5 if causal and m.kind == "kernel" else 1.0)
     counted["weights" if m.kind == "weights" else "attention"] += seen
     float32 += seen if m.float32 else 0.0
     for shape, dtype in m.operands:
-      share = tensor if math.prod(shape) in whole and m.kind == "weights" else devices
+      share = 1 if m.devices > 1 else tensor if math.prod(shape) in whole and m.kind == "weights" else devices
       traffic += math.prod(shape) * dtype.itemsize * m.times / share
   total = sum(counted.values())
   traffic += 2 * state_bytes + 2 * micro_batches * gradient_bytes

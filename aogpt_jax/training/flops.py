@@ -58,7 +58,8 @@ class Matmul:
   Attributes:
     kind: "weights"; "attention", whose products are batched over sequences and heads; or "kernel", of attention.
     flops: of one run; of a kernel, with all scores, masked or not.
-    times: how often it runs in a step, counting the passes of loops and, where devices run parts of it, all devices.
+    times: how often it runs in a step, counting the passes of loops.
+    devices: that each run it on parts of their own, which the shapes are of; 1 where the shapes are of the whole.
     operands: shapes and dtypes of what it reads and returns.
     float32: whether it multiplies float32 operands, and is more than a sum of products of vectors.
   """
@@ -66,11 +67,12 @@ class Matmul:
   kind: str
   flops: float
   times: int
+  devices: int
   operands: tuple[tuple[tuple[int, ...], Any], ...]
   float32: bool
 
 
-def matmuls(jaxpr: Any, times: int = 1) -> Iterator[Matmul]:
+def matmuls(jaxpr: Any, times: int = 1, devices: int = 1) -> Iterator[Matmul]:
   """The matrix products of a program, from its jaxpr: what a compiler counts in a loop's body once is counted for each pass."""
   for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
     name, params = equation.primitive.name, equation.params
@@ -81,25 +83,26 @@ def matmuls(jaxpr: Any, times: int = 1) -> Iterator[Matmul]:
       summed = math.prod(left[i] for i in contracted)
       batch = math.prod(left[i] for i in batched)
       is_product = math.prod(left) > batch * summed or math.prod(right) > batch * summed
-      yield Matmul("attention" if batched else "weights", 2.0 * math.prod(out) * summed, times, arrays,
+      yield Matmul("attention" if batched else "weights", 2.0 * math.prod(out) * summed, times, devices, arrays,
                    dtype == "float32" and is_product)
     elif name == "pallas_call":
-      yield _splash(str(params.get("name_and_src_info", params.get("name", ""))), arrays, times)
+      yield _splash(str(params.get("name_and_src_info", params.get("name", ""))), arrays, times, devices)
     elif name == "cond":
-      yield from max((list(matmuls(branch, times)) for branch in params["branches"]),
+      yield from max((list(matmuls(branch, times, devices)) for branch in params["branches"]),
                      key=lambda found: sum(m.flops * m.times for m in found))
     else:
-      passes = params["length"] if name == "scan" else params["mesh"].size if name == "shard_map" else 1
+      passes = params["length"] if name == "scan" else 1
+      inside = params["mesh"].size if name == "shard_map" else devices
       for value in jax.tree.leaves(list(params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
         if hasattr(value, "eqns") or hasattr(value, "jaxpr"):
-          yield from matmuls(value, times * passes)
+          yield from matmuls(value, times * passes, inside)
 
 
-def _splash(name: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], times: int) -> Matmul:
+def _splash(name: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], times: int, devices: int) -> Matmul:
   """A kernel of Splash attention; queries, keys and values are what it has most of one shape, [B, H, S, K]."""
   products = next((n for part, n in _SPLASH_PRODUCTS.items() if part in name), None)
   if products is None:
     raise NotImplementedError(f"the matrix products of the kernel {name} are not known.")
   (shape, _), _ = collections.Counter(a for a in arrays if len(a[0]) == 4).most_common(1)[0]
   used = tuple(a for a in arrays if a[0] == shape)
-  return Matmul("kernel", 2.0 * products * math.prod(shape) * shape[2], times, used, False)
+  return Matmul("kernel", 2.0 * products * math.prod(shape) * shape[2], times, devices, used, False)
