@@ -3,6 +3,8 @@
 import dataclasses
 import importlib.util
 import json
+import math
+import re
 
 from conftest import LOAD_MODULE, ROOT
 from flax import linen as nn
@@ -143,12 +145,13 @@ def test_the_training_step_compiles_for_a_tpu_slice_and_fits(step_on_four_chips)
 
 
 @needs_libtpu
-def test_its_matrix_products_are_those_of_the_formula_but_for_what_splash_computes_again(step_on_four_chips):
+def test_its_matrix_products_are_those_of_the_formula_but_for_what_is_computed_again(step_on_four_chips):
   _, step = step_on_four_chips
   r = step.roofline
   # The modulation of each target, which the formula leaves out, is not small in so small a model.
   tables = 3 * 2 * 2 * LENGTH * 32 * (6 * LAYERS + 2) * WIDTH
-  assert r.weights == pytest.approx(r.formula_weights + tables, rel=0.01)
+  logits_again = 2 * WIDTH * VOCABULARY * BATCH * LENGTH
+  assert r.weights == pytest.approx(r.formula_weights + tables + logits_again, rel=0.01)
   assert r.attention == pytest.approx(1.5 * r.formula_attention, rel=0.01)
   assert r.step == max(r.compute, r.memory, r.communication) and 0 < r.utilisation < 1
 
@@ -158,6 +161,21 @@ def test_fsdp_sends_parameters_and_gradients_and_no_activations(step_on_four_chi
   config, step = step_on_four_chips
   assert step.collectives
   assert {c.kind for c in step.collectives} <= {"all-gather", "all-reduce", "reduce-scatter", "collective-permute"}
+  params = nn.unbox(jax.eval_shape(lambda: step_lib.init_params(build_model(config), 0)))
+  whole = {size for x in jax.tree.leaves(params) for size in (x.size, x.size // x.shape[0])}  # all of it, or one layer's
+
+  def elements(shape):
+    dims, ways = re.fullmatch(r"\w+\[([\d,]*)\](?: x (\d+))?", shape).groups()
+    return math.prod(int(n) for n in dims.split(",") if n) * int(ways or 1)
+
+  others = [c for c in step.collectives if elements(c.shape) not in whole | {n // 4 for n in whole}]
+  assert all(elements(c.shape) == 1 for c in others), others  # the loss and the norm of the gradient
+
+
+@needs_libtpu
+def test_it_multiplies_nothing_in_float32(step_on_four_chips):
+  _, step = step_on_four_chips
+  assert step.float32_products == 0 and step.roofline.float32 == 0
 
 
 def test_the_largest_micro_batch_is_found_among_those_that_divide_the_batch():
