@@ -1,7 +1,124 @@
-"""Softmax attention, one function; the entries are in generation order."""
+"""Softmax attention; the entries are in generation order.
+
+Attention among the entries of one pass has several implementations, which `config.model.attention` chooses from; they differ in
+speed and memory, not in what they compute:
+
+* xla: plain operations, which run everywhere; their scores [B, H, S, S] are in memory;
+* cudnn: the flash attention of cuDNN, for NVIDIA GPUs from Ampere on, in bfloat16;
+* splash: the block-sparse flash attention of Pallas, for TPUs, for a multiple of 128 entries.
+
+Attention to a cache is plain operations always: it has few queries.
+"""
+
+import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec as P
+import ml_collections
+
+from aogpt_jax import config as config_lib
+
+# Splash works on blocks of entries; the larger they are, the fewer steps it takes, and 512 fit the memory of its cores.
+_SPLASH_BLOCKS = (512, 256, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class Backend:
+  """What attends among the entries of a pass, and where.
+
+  Attributes:
+    name: xla, cudnn or splash.
+    mesh: over whose data and fsdp axes the sequences are split, and the heads over tensor; None: they are on one device.
+    interpret: run Splash without a TPU, operation by operation, as tests do.
+  """
+
+  name: str = "xla"
+  mesh: Mesh | None = None
+  interpret: bool = False
+
+
+def choose(model: ml_collections.ConfigDict, mesh: Mesh | None = None) -> Backend:
+  """What `config.model.attention` stands for on the devices of a mesh, which need not be there; None: the first local device.
+
+  auto takes cudnn or splash where they can run whole blocks, else xla.
+
+  Args:
+    model: the checked `config.model`.
+    mesh: see `sharding.make_mesh`.
+
+  Raises:
+    ConfigError: the implementation that is asked for does not run on these devices.
+  """
+  device = mesh.devices.flat[0] if mesh is not None else jax.local_devices()[0]
+  # The first of these that the devices have and that can run the model's blocks.
+  there = {"splash": device.platform == "tpu", "cudnn": _is_nvidia(device), "xla": True}
+  name = model.attention
+  if name == "auto":
+    name = next(n for n, has in there.items() if has and not config_lib.attention_problem(model, n))
+  if not there[name]:
+    needs = {"splash": "TPUs", "cudnn": "NVIDIA GPUs of compute capability 8.0 or later"}[name]
+    raise config_lib.ConfigError(
+        f"config.model.attention: {name} is for {needs}, and the devices are {device.device_kind}; set it to auto or xla.")
+  return Backend(name, mesh)
+
+
+def _is_nvidia(device: jax.Device) -> bool:
+  """Whether a device is one of those that cuDNN has flash attention for; GPUs of other makes have names as gfx90a here."""
+  capability = str(getattr(device, "compute_capability", ""))
+  return device.platform == "gpu" and bool(re.fullmatch(r"\d+\.\d+", capability)) and float(capability) >= 8
+
+
+def attend_whole(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, *, causal: bool, backend: Backend) -> jax.Array:
+  """Scaled dot-product attention among the entries of a pass, with the softmax in float32.
+
+  Splash runs a multiple of 128 entries; passes over others, which are parts of texts, are plain operations.
+
+  Args:
+    q_BSHK: queries.
+    k_BSHK: keys.
+    v_BSHK: values.
+    causal: entry i sees the entries 0..i; else all.
+    backend: see `choose`.
+
+  Returns:
+    [B, S, H, K] in the dtype of the values.
+  """
+  length = q_BSHK.shape[1]
+  if backend.name == "cudnn":
+    return jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, is_causal=causal, implementation="cudnn")
+  if backend.name == "splash" and length % _SPLASH_BLOCKS[-1] == 0:
+    return _splash(q_BSHK, k_BSHK, v_BSHK, causal, backend)
+  return attend(q_BSHK, k_BSHK, v_BSHK, causal_mask(length) if causal else None)
+
+
+def _splash(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, causal: bool, backend: Backend) -> jax.Array:
+  attend_local = functools.partial(_splash_local, causal=causal, interpret=backend.interpret)
+  if backend.mesh is None:
+    return attend_local(q_BSHK, k_BSHK, v_BSHK)
+  # XLA can't split a kernel that it does not know: each device calls it for its own sequences and heads. Where there are too few,
+  # as in a single sequence, each computes them all.
+  mesh, (batch, _, heads, _) = backend.mesh, q_BSHK.shape
+  rows = ("data", "fsdp") if batch % (mesh.shape["data"] * mesh.shape["fsdp"]) == 0 else None
+  spec = P(rows, None, "tensor" if heads % mesh.shape["tensor"] == 0 else None)
+  return jax.shard_map(attend_local, mesh=mesh, in_specs=(spec,) * 3, out_specs=spec, check_vma=False)(q_BSHK, k_BSHK, v_BSHK)
+
+
+def _splash_local(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, *, causal: bool, interpret: bool) -> jax.Array:
+  # Here: importing it takes a second, and other devices do not need it.
+  from jax.experimental.pallas.ops.tpu import splash_attention  # pylint: disable=import-outside-toplevel
+
+  _, length, heads, head_dim = q_BSHK.shape
+  block = next(size for size in _SPLASH_BLOCKS if length % size == 0)
+  make_mask = splash_attention.CausalMask if causal else splash_attention.FullMask
+  kernel = splash_attention.make_splash_mha(
+      splash_attention.MultiHeadMask([make_mask((length, length))] * heads), head_shards=1, q_seq_shards=1, interpret=interpret,
+      block_sizes=splash_attention.BlockSizes(
+          block_q=block, block_kv=block, block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block))
+  q, k, v = (x.swapaxes(1, 2) for x in (q_BSHK * head_dim**-0.5, k_BSHK, v_BSHK))
+  return jax.vmap(kernel)(q, k, v).swapaxes(1, 2)
 
 
 def attend(

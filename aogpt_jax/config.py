@@ -17,6 +17,8 @@ from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 
 
+# Preset -> devices along data, fsdp and tensor; -1: all that are left.
+MESH_PRESETS = {"dp": (-1, 1, 1), "fsdp": (1, -1, 1), "tp": (1, 1, -1), "fsdp_tp": (1, -1, 2)}
 # Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
 OBJECTIVES = {"decoder": ("any_order", "context_average"), "encoder": ("ao", "lambda_dce", "score_entropy")}
 
@@ -59,8 +61,15 @@ def default_config() -> ml_collections.ConfigDict:
           position_init="normal",  # of position and target tables: normal, as other weights, is the paper's; sinusoid learns sooner
           dtype="bfloat16",  # of the matmuls: float32 or bfloat16
           param_dtype="float32",  # of parameters, optimiser state and EMA
-          remat=False,  # recompute each block in the backward pass: less memory, a third more compute
+          # Among the entries of a pass: xla runs everywhere; cudnn on NVIDIA GPUs, in bfloat16; splash on TPUs, for a block_size of a
+          # multiple of 128; auto takes these where they run, by the devices of the mesh. A loaded model always does: see attention.py.
+          attention="auto",
+          # What the backward pass computes again, for less memory: nothing (none), what is no matmul with parameters (dots), or
+          # whole blocks (full), for a third more compute.
+          remat="none",
           scan_layers=True,  # one compiled block for all layers; False unrolls them: faster steps, slower compilation
+          # Entries of a sequence whose logits a loss has at the same time; 0: all, -1: as many as take a device 128 MiB.
+          head_chunk=-1,
       ),
       optimizer=c(
           learning_rate=6e-4,  # peak, after the warm-up
@@ -91,9 +100,12 @@ def default_config() -> ml_collections.ConfigDict:
           prefetch=4,  # batches read ahead
       ),
       mesh=c(
+          # How all devices share the work: dp splits the batch, fsdp the batch and the parameters, tp heads, MLP and vocabulary;
+          # fsdp_tp these over `tensor` devices, 2 where it is 1, and the rest over all others. "": as the numbers below say.
+          preset="",
           data=-1,  # devices along which the batch is split; -1: all that the other axes leave
-          fsdp=1,  # devices along which the batch and the parameters are split
-          tensor=1,  # devices along which heads, MLP and vocabulary are split
+          fsdp=1,  # devices along which the batch and the parameters are split; or -1
+          tensor=1,  # devices along which heads, MLP and vocabulary are split; or -1
       ),
       # (logical axis of a parameter, mesh axis or "" for none): see aogpt_jax/sharding.py for the names.
       sharding_rules=(
@@ -171,7 +183,9 @@ def default_config() -> ml_collections.ConfigDict:
       log=c(
           every_steps=10,  # updates
           tensorboard=True,
+          profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
+      compilation_cache="~/.cache/aogpt_jax/xla",  # where compiled programs are kept for the next start; "": nowhere
   )
 
 
@@ -235,7 +249,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
 
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
-      "model.cond_width optimizer.decay_steps data.prefetch mesh.fsdp mesh.tensor eval.every_steps eval.batch_size "
+      "model.cond_width optimizer.decay_steps data.prefetch eval.every_steps eval.batch_size "
       "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
       "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
       "checkpoint.every_steps checkpoint.keep log.every_steps",
@@ -244,6 +258,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
       "eval.targets eval.seed sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
       "0 or more", lambda x: x >= 0)
+  yield from out_of_range("model.head_chunk", "-1 (chosen), 0 (all) or more", lambda x: x >= -1)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.clip_norm",
@@ -253,13 +268,17 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
   yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
-  yield from out_of_range("mesh.data", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
+  yield from out_of_range(
+      "mesh.data mesh.fsdp mesh.tensor", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
   yield from out_of_range(
       "optimizer.learning_rate optimizer.final_learning_rate optimizer.eps optimizer.weight_decay sample.temperature "
       "model.gate_init", "finite", math.isfinite)
   yield from out_of_range(
       "optimizer.weight_decay_rules", "pairs of a regular expression and True or False, as (('.*/kernel', True),)",
       lambda rules: _are_pairs(rules, str, bool) and all(_is_regex(pattern) for pattern, _ in rules))
+  yield from out_of_range(
+      "log.profile", "() or the first and the last step of a trace, as (10, 12)",
+      lambda steps: not steps or len(steps) == 2 and all(type(n) is int for n in steps) and 1 <= steps[0] <= steps[1])
   yield from out_of_range(
       "sharding_rules", "pairs of a logical and a mesh axis, as (('embed', 'fsdp'),)",
       lambda rules: _are_pairs(rules, str, str))
@@ -271,13 +290,16 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       lambda filters: filters and _are_pairs(filters, (int, float), (int, float)) and len({*filters}) == len(filters) and all(
           0 <= top_p <= 1 and 0 <= temperature < math.inf for top_p, temperature in filters))
   for field, choices in (
+      ("mesh.preset", ("", *MESH_PRESETS)),
       ("model.architecture", tuple(OBJECTIVES)),
       ("objective", sum(OBJECTIVES.values(), ())),
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
       ("model.norm", ("rms", "layer")),
       ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
+      ("model.remat", ("none", "dots", "full")),
       ("model.dtype", ("float32", "bfloat16")),
+      ("model.attention", ("auto", "xla", "cudnn", "splash")),
       ("model.param_dtype", ("float32", "bfloat16")),
       ("eval.generative.dtype", ("float32", "bfloat16")),
       ("sample.counts", ("fixed", "binomial")),
@@ -297,6 +319,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
            "never moves, since its updates round to nothing; use float32.")
   if m.heads >= 1 and m.width % m.heads:
     yield f"config.model.heads: {m.heads} does not divide config.model.width = {m.width}; choose heads that do."
+  problem = attention_problem(m, m.attention)
+  if problem:
+    yield f"config.model.attention: {problem}"
   if m.gate_init and m.target != "adaln":
     yield (f"config.model.gate_init: {m.gate_init} is of the gates of adaLN, and config.model.target = {m.target} has none; "
            "set it to 0.0.")
@@ -306,6 +331,16 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
+  axes = {axis: config.mesh[axis] for axis in ("data", "fsdp", "tensor")}
+  if not config.mesh.preset and list(axes.values()).count(-1) > 1:
+    yield (f"config.mesh: {' x '.join(f'{axis}={n}' for axis, n in axes.items())} leaves the rest of the devices to more than one "
+           "axis; set one of them to -1 and the others to numbers.")
+  for axis, n in axes.items():
+    if config.mesh.preset in MESH_PRESETS and n != {"data": -1}.get(axis, 1) and (config.mesh.preset, axis) != ("fsdp_tp", "tensor"):
+      yield (f"config.mesh.{axis}: {n} is given beside config.mesh.preset = {config.mesh.preset}, which says it too; set it back "
+             'to its default, or preset to "".')
+  if config.mesh.preset == "fsdp_tp" and axes["tensor"] == -1:
+    yield "config.mesh.tensor: -1 leaves no devices to fsdp of config.mesh.preset = fsdp_tp; give a number, or take the preset tp."
   o = config.optimizer
   if o.warmup_steps >= o.decay_steps:
     yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "
@@ -366,6 +401,20 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
         orders.check(spec, length or m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
+
+
+def attention_problem(model: ml_collections.ConfigDict, name: str) -> str:
+  """Why an implementation of attention can't run the blocks of `config.model` on any device, with the fix; "" where it can."""
+  head_dim = model.width // max(model.heads, 1)
+  if name == "cudnn" and model.dtype != "bfloat16":
+    return f"cudnn computes in bfloat16, not in config.model.dtype = {model.dtype}; set it to auto or xla."
+  if name == "cudnn" and (head_dim % 8 or head_dim > 128):
+    return (f"cudnn takes heads of a multiple of 8 up to 128, not of {head_dim} = config.model.width / heads; choose such heads, or "
+            "set it to auto or xla.")
+  if name == "splash" and model.block_size % 128:
+    return (f"splash takes a multiple of 128 entries, not config.model.block_size = {model.block_size}; choose such a block_size, or "
+            "set it to auto or xla.")
+  return ""
 
 
 def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
@@ -429,12 +478,15 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
   whole = default_config()
   with whole.unlocked(), whole.ignore_type():
     whole.update(config)
+    if isinstance(whole.model.remat, bool):  # as it was once
+      whole.model.remat = "full" if whole.model.remat else "none"
   return whole
 
 
 # What a run may change when it is started again; anything else would make it another run.
 FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
-                  "sharding_rules", "eval", "sample", "checkpoint", "log", "model.remat", "model.scan_layers")
+                  "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache", "model.attention", "model.remat",
+                  "model.scan_layers", "model.head_chunk")
 
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:

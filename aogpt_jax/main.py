@@ -29,6 +29,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import memory
 from aogpt_jax import run as run_lib
+from aogpt_jax.aot import report
 from aogpt_jax.data import baselines
 from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import held_out
@@ -40,7 +41,10 @@ from aogpt_jax.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
-_MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains, evaluates and samples.")
+_MODE = flags.DEFINE_enum(
+    "mode", "all", (*run_lib.MODES, "aot"),
+    "What to do; all trains, evaluates and samples; aot compiles for the devices of --topology and says what they would need.")
+_TOPOLOGY = flags.DEFINE_list("topology", "v5e:4x4", "Of --mode=aot: TPU slices, e.g. v5e:4x4,v4:2x2x4, or cuda.")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, in a run of several that is not detected.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Of such a run; 1 is a run of this process alone.", lower_bound=0)
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Of this process, from 0.", lower_bound=-1)
@@ -60,6 +64,10 @@ def main(argv: list[str]) -> None:
   path = _config_path(config_flags.get_config_filename(flags.FLAGS["config"]))
   if not flags.FLAGS["verbosity"].present:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
+  if _MODE.value == "aot":
+    return _ahead_of_time(path)
+  if _CONFIG.value.compilation_cache:
+    jax.config.update("jax_compilation_cache_dir", str(pathlib.Path(_CONFIG.value.compilation_cache).expanduser()))
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
     config_lib.check(_CONFIG.value)
@@ -94,6 +102,14 @@ def main(argv: list[str]) -> None:
     cluster.wait_for_the_end()
     traceback.print_exc()
     cluster.end("")
+
+
+def _ahead_of_time(path: pathlib.Path) -> None:
+  try:
+    if not report.run(_CONFIG.value, _TOPOLOGY.value, pathlib.Path(_WORKDIR.value or f"runs/{path.stem}")):
+      sys.exit(1)
+  except (ValueError, ImportError, OSError) as e:
+    sys.exit("error: " + " ".join(str(e).split()))
 
 
 def parse_flags(argv: list[str]) -> list[str]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 
 from aogpt_jax import orders as orders_lib
 from aogpt_jax.models import encoder
+from aogpt_jax.models import head
 
 _LEAST_LEVEL = 1e-3  # of score entropy, as SEDD
 # Where the draws of noise levels, of masks and of context orders start, apart from those of orders, which are numbered by steps.
@@ -63,8 +64,8 @@ def any_order_nll(model: nn.Module, params: Any, tokens: jax.Array, orders: jax.
     places = jnp.arange(orders.shape[1])
     nll = jax.lax.map(lambda i: next_nll(model, params, tokens, orders, jnp.full(len(orders), i)), places)
     return nll.swapaxes(0, 1)
-  logits_BSV = model.apply({"params": params}, tokens, orders)
-  return cross_entropy(logits_BSV, jnp.take_along_axis(tokens, orders, axis=1))
+  log_sum, label_logits = _normalizers(model, params, jnp.take_along_axis(tokens, orders, axis=1), tokens, orders)
+  return log_sum - label_logits
 
 
 def context_average_nll(model: nn.Module, params: Any, tokens: jax.Array, contexts: Contexts) -> jax.Array:
@@ -106,20 +107,27 @@ def score_entropy(model: encoder.Encoder, params: Any, tokens: jax.Array, masks:
   sigma' * [sum_y s_y - r log s_x + r (log r - 1)]. Since sigma' r = 1/t, this equals (1/t) * [-log p_x + Z - 1 - log Z] with
   p = softmax f and Z = mean_y exp f, and is computed so. It is least where s_y = r p(y | what is not masked), and there Z = 1.
   """
-  logits = _masked_logits(model, params, tokens, masks.masked, masks.level)
-  log_z = jax.nn.logsumexp(logits, axis=-1) - math.log(model.num_tokens)
-  return _over_masked(masks, cross_entropy(logits, tokens) + jnp.expm1(log_z) - log_z)
+  log_sum, label_logits = _masked_normalizers(model, params, tokens, masks.masked, masks.level)
+  log_z = log_sum - math.log(model.num_tokens)
+  return _over_masked(masks, log_sum - label_logits + jnp.expm1(log_z) - log_z)
 
 
 def nll_given_rest(
     model: encoder.Encoder, params: Any, tokens: jax.Array, masked: jax.Array, level: jax.Array | None = None
 ) -> jax.Array:
   """-log p of each token given those that are not masked, in nats, float32 [B, T]; level as in `Encoder.__call__`."""
-  return cross_entropy(_masked_logits(model, params, tokens, masked, level), tokens)
+  log_sum, label_logits = _masked_normalizers(model, params, tokens, masked, level)
+  return log_sum - label_logits
 
 
-def _masked_logits(model, params, tokens, masked, level):
-  return model.apply({"params": params}, jnp.where(masked, model.mask_id, tokens), None, level)
+def _masked_normalizers(model, params, tokens, masked, level):
+  return _normalizers(model, params, tokens, jnp.where(masked, model.mask_id, tokens), None, level)
+
+
+def _normalizers(model: nn.Module, params: Any, labels: jax.Array, *inputs: Any) -> tuple[jax.Array, jax.Array]:
+  """Log of the sum over the vocabulary and logit of the label, of each entry, float32 [B, S]; `inputs` are those of the model."""
+  x_BSD = model.apply({"params": params}, *inputs, method="features")
+  return head.normalizers(x_BSD, *model.head_parameters(params), labels, model.head_chunk)
 
 
 def _over_masked(masks: Masks, values_BT: jax.Array) -> jax.Array:

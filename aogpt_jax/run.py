@@ -54,7 +54,11 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   """
   config_lib.check(config)
   mesh = sharding.make_mesh(config)
-  model = models.build_model(config)
+  if mode != "sample":
+    sharding.check_batch("eval.batch_size", config.eval.batch_size, mesh)
+  if mode in ("all", "train"):
+    sharding.check_batch("batch_size / micro_batches", config.batch_size // config.micro_batches, mesh)
+  model = models.build_model(config, mesh)
   # Before minutes of tokenising: do the mesh and the rules fit the parameters?
   boxed = jax.eval_shape(lambda: step.init_params(model, config.seed))
   sharding.parameter_shardings(boxed, mesh, config.sharding_rules)

@@ -80,7 +80,7 @@ def test_a_missing_field_is_named():
     ("steps", 1e5, "int"),
     ("steps", "many", "int"),
     ("batch_size", True, "int"),
-    ("model.remat", 1, "bool"),
+    ("model.remat", True, "str"),
     ("model.dtype", 16, "str"),
     ("optimizer.learning_rate", "6e-4", "float"),
     ("sample.orders", "uniform", "tuple"),
@@ -118,8 +118,10 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("optimizer.ema_decay", 1.0, "below 1"),
     ("seed", 2**32, r"below 2\*\*32"),
     ("mesh.data", 0, "at least 1"),
-    ("mesh.fsdp", -1, "at least 1"),
+    ("mesh.fsdp", 0, "at least 1"),
+    ("mesh.preset", "zero", "dp, fsdp, tp, fsdp_tp"),
     ("model.dtype", "float16", "float32, bfloat16"),
+    ("model.remat", "all", "none, dots, full"),
     ("model.target", "adalm", "adaln, input, layer_shared, layer_distinct"),
     ("model.architecture", "encodr", "decoder, encoder"),
     ("model.norm", "group", "rms, layer"),
@@ -178,6 +180,10 @@ def test_what_changes_over_training_is_refused_where_there_is_no_training(field)
     ({"model.gate_init": 1.0, "model.target": "input"}, ("model.gate_init", "1.0", "model.target = input", "set it to 0.0")),
     ({"model.gate_init": 1.0, "model.bias": False}, ("model.gate_init", "1.0", "model.bias", "set it to 0.0")),
     ({"model.heads": 7}, ("model.heads", "7", "model.width", "768")),
+    ({"mesh.fsdp": -1}, ("mesh", "data=-1 x fsdp=-1", "more than one axis")),
+    ({"mesh.preset": "fsdp", "mesh.tensor": 2}, ("mesh.tensor", "2", "mesh.preset = fsdp")),
+    ({"mesh.preset": "dp", "mesh.data": 8}, ("mesh.data", "8", "mesh.preset = dp")),
+    ({"mesh.preset": "fsdp_tp", "mesh.tensor": -1}, ("mesh.tensor", "-1", "mesh.preset = fsdp_tp")),
     ({"micro_batches": 3}, ("micro_batches", "3", "batch_size", "1024")),
     ({"micro_batches": 2048}, ("micro_batches", "2048", "batch_size", "1024")),
     ({"optimizer.warmup_steps": 500_000}, ("optimizer.warmup_steps", "500000", "optimizer.decay_steps")),
@@ -228,8 +234,8 @@ def test_a_config_survives_its_way_through_json():
 def test_a_run_may_change_its_length_its_machine_and_what_it_reports():
   free = {
       "steps": 7, "data.cache_dir": "/c", "data.tfds_data_dir": "/t", "data.workers": 3, "data.prefetch": 1,
-      "mesh.fsdp": 2, "mesh.tensor": 2, "sharding_rules": (), "eval.orders": 2, "sample.temperature": 0.5,
-      "checkpoint.keep": 9, "log.every_steps": 1, "model.remat": True, "model.scan_layers": False,
+      "mesh.fsdp": 2, "mesh.tensor": 2, "mesh.preset": "", "sharding_rules": (), "eval.orders": 2, "sample.temperature": 0.5,
+      "checkpoint.keep": 9, "log.every_steps": 1, "model.remat": "full", "model.scan_layers": False, "model.head_chunk": 64,
   }
   assert config_lib.differences(changed(free), config_lib.default_config()) == []
 
@@ -256,6 +262,15 @@ def test_a_config_of_an_older_version_gets_the_fields_that_it_lacks():
   whole = config_lib.completed(config_lib.from_dict(json.loads(json.dumps(older.to_dict()))))
   assert whole.steps == 7 and whole.model.width == 96 and whole.sample.orders == ("mix(0.5)",)
   assert (whole.model.norm, whole.model.tied_head) == ("rms", False)
+  config_lib.check(whole)
+
+
+@pytest.mark.parametrize("older, remat", [(False, "none"), (True, "full")])
+def test_rematerialisation_that_was_on_or_off_has_a_name_now(older, remat):
+  fields = config_lib.default_config().to_dict()
+  fields["model"]["remat"] = older
+  whole = config_lib.completed(config_lib.from_dict(fields))
+  assert whole.model.remat == remat
   config_lib.check(whole)
 
 

@@ -59,7 +59,7 @@ def test_only_the_model_of_score_entropy_is_told_the_noise_level_which_is_the_sh
 
 def test_layers_that_are_scanned_and_unrolled_are_the_same_function_of_the_same_parameters(encoder):
   model, params, apply = encoder
-  unrolled = model.clone(scan_layers=not model.scan_layers, remat=True)
+  unrolled = model.clone(scan_layers=not model.scan_layers, remat="full")
   np.testing.assert_allclose(unrolled.apply({"params": params}, TOKENS)[..., :6], apply(TOKENS)[..., :6], rtol=0, atol=1e-5)
 
 

@@ -75,11 +75,15 @@ class Logits:
   """In the place of an encoder: the same logits [V'] at every position, whatever is known."""
 
   num_tokens = mask_id = VOCAB
+  head_chunk = 0
 
-  def apply(self, variables, tokens, asked, level):
-    del asked, level
-    padded = jnp.append(variables["params"], -jnp.inf)
-    return jnp.broadcast_to(padded, (*tokens.shape, VOCAB + 1))
+  def apply(self, variables, tokens, asked, level, method):
+    del variables, asked, level
+    assert method == "features"
+    return jnp.ones((*tokens.shape, 1))
+
+  def head_parameters(self, params):
+    return jnp.append(params, 0.0)[None], jnp.append(jnp.zeros(VOCAB), -jnp.inf)
 
 
 def as_published(logits, t, token):

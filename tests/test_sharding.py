@@ -34,9 +34,13 @@ MISFITS = {  # name -> what differs from `tiny_config`, and what the message mus
     "batch": (dict(batch_size=12), r"config\.batch_size.*: 12 sequences.* 8 devices.*multiple of 8"),
     "micro_batch": (dict(micro_batches=4), r"config\.batch_size / micro_batches: 4 sequences.* 8 devices.* of 8"),
     "eval_batch": (dict(eval=dict(batch_size=20)), r"config\.eval\.batch_size: 20 sequences.* 8 devices.* of 8"),
-    "heads": (dict(mesh=dict(tensor=4)), r"config\.mesh\.tensor: 4 does not divide the 2 .*blocks/attention/qkv/"),
-    "vocab": (dict(mesh=dict(tensor=2), model=dict(vocab_size=31)), r"config\.mesh\.tensor: 2 does not divide the 31 "),
-    "width": (dict(mesh=dict(fsdp=8), model=dict(width=12)), r"config\.mesh\.fsdp: 8 does not divide the 12 "),
+    "heads": (dict(mesh=dict(tensor=4)), r"config\.mesh\.tensor: 4 does not divide config\.model\.heads = 2; of 8 devices it can be 1, 2, "),
+    "vocab": (dict(mesh=dict(tensor=2), model=dict(vocab_size=31)), r"config\.mesh\.tensor: 2 does not divide config\.model\.vocab_size = 31; .* 1, "),
+    "width": (dict(mesh=dict(fsdp=8), model=dict(width=12)), r"config\.mesh\.fsdp: 8 does not divide config\.model\.width = 12; .* 1, 2, 4, "),
+    "preset": (dict(mesh=dict(preset="tp")), r"config\.mesh\.tensor: 8 does not divide config\.model\.heads = 2; "),
+    "preset_ways": (dict(mesh=dict(preset="fsdp_tp", tensor=3)), r"config\.mesh: preset=fsdp_tp with tensor=3 .* 8 devices"),
+    "rows": (dict(mesh=dict(tensor=2), sharding_rules=(("position", "tensor"),)),
+             r"config\.mesh\.tensor: 2 does not divide the 1 rows of parameter start/embedding"),
     "logical_axis": (dict(sharding_rules=(("embd", "fsdp"),)), r"config\.sharding_rules: .*'embd'.*embed"),
     "mesh_axis": (dict(sharding_rules=(("embed", "fdsp"),)), r"config\.sharding_rules: .*'fdsp'.*data, fsdp, tensor"),
 }
@@ -142,7 +146,9 @@ def communicated(hlo):
 def refusal(changes):
   config = tiny_config(**changes)
   try:
-    step_lib.make_trainer(config, build_model(config), sharding.make_mesh(config))
+    mesh = sharding.make_mesh(config)
+    sharding.check_batch("eval.batch_size", config.eval.batch_size, mesh)
+    step_lib.make_trainer(config, build_model(config), mesh)
   except ValueError as e:
     return str(e)
   return "nothing was refused"

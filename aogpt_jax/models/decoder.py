@@ -81,6 +81,7 @@ class Block(nn.Module):
   weight_init: str = "truncated_normal"
   block_size: int = 0  # T, rows of the block's own table of targets where it has one,
   position_init: str = "normal"  # and what they start from
+  backend: attention.Backend = attention.Backend()
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -92,7 +93,8 @@ class Block(nn.Module):
       init, _ = POSITION_INITS[self.position_init](layers.INITS[self.weight_init](layers.INIT_STD))
       self.targets = layers.Embed(self.block_size, self.width, ("position", "embed"), init=init, **kw)
     self.norm1 = _norm(self.norm, self.bias, **kw)
-    self.attention = layers.Attention(heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, **branch)
+    self.attention = layers.Attention(
+        heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, backend=self.backend, **branch)
     self.norm2 = _norm(self.norm, self.bias, **kw)
     self.mlp = layers.MLP(**branch)
 
@@ -104,7 +106,7 @@ class Block(nn.Module):
     Without targets, cond is [S, C] or [B, S, C], a row for each entry.
     """
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    tables = self.tables(cond_TC)
+    tables = sharding.keep_whole(self.tables(cond_TC))
     rows = tables if targets is None else [table[targets] for table in tables]
     x_BSD, (shift1, scale1, gate1, *second) = self._tell(x_BSD, rows)
     h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
@@ -172,8 +174,10 @@ class Decoder(nn.Module):
   position_init: str
   dtype: Any
   param_dtype: Any
-  remat: bool
+  remat: str
   scan_layers: bool
+  head_chunk: int
+  backend: attention.Backend  # of the passes over all entries
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -198,7 +202,7 @@ class Decoder(nn.Module):
   def _block_fields(self) -> dict[str, Any]:
     return dict(num_layers=self.layers) | {name: getattr(self, name) for name in (
         "width", "heads", "gate_init", "target", "norm", "qk_norm", "bias", "weight_init", "block_size", "position_init", "dtype",
-        "param_dtype")}
+        "param_dtype", "backend")}
 
   def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     """Logits of every entry.
@@ -214,6 +218,10 @@ class Decoder(nn.Module):
     Raises:
       ValueError: more entries than the block size, or shapes that do not fit.
     """
+    return self._head(self.features(tokens, orders))
+
+  def features(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
+    """What the head is given of every entry, [B, S, D]; arguments and errors as those of a call."""
     if tokens.ndim != 2 or orders.ndim != 2:
       raise ValueError(f"orders {orders.shape} and tokens {tokens.shape} must both be [batch, length].")
     if tokens.shape[1] > self.block_size:
@@ -227,7 +235,12 @@ class Decoder(nn.Module):
     x_BSD = sharding.keep_batch_split(self._embed(known_tokens, slots, orders))
     cond = self._cond()
     x_BSD, _ = self.blocks(x_BSD, cond, orders)
-    return self._logits(x_BSD, *(table[orders] for table in self._final_tables(cond)))
+    return self._finish(x_BSD, *(table[orders] for table in sharding.keep_whole(self._final_tables(cond))))
+
+  def head_parameters(self, params: Any) -> tuple[jax.Array, jax.Array]:
+    """Kernel [D, V] and bias [V] of the head, which is logits = features @ kernel + bias."""
+    kernel = params["tokens"]["embedding"].T if self.tied_head else params["head"]["kernel"]
+    return kernel, jnp.zeros(self.vocab_size) if self.tied_head or not self.bias else params["head"]["bias"]
 
   def prepare(self, params: Any) -> Prepared:
     """What `extend` runs with; to be called once, outside of the loop over it."""
@@ -274,7 +287,8 @@ class Decoder(nn.Module):
           asked if last else None, method="extend")
       new_cache.append(layer_cache)
     targets = jnp.take_along_axis(targets, asked, axis=1)
-    return bound._logits(x_BSD, *(table[targets] for table in prepared.final_tables)), tuple(new_cache)
+    x_BSD = bound._finish(x_BSD, *(table[targets] for table in prepared.final_tables))
+    return bound._head(x_BSD), tuple(new_cache)
 
   def init_cache(self, batch: int, length: int) -> tuple[layers.Cache, ...]:
     """An empty cache for `length` entries of each of the layers."""
@@ -294,6 +308,8 @@ class Decoder(nn.Module):
   def _final_tables(self, cond: jax.Array | None) -> list[jax.Array]:
     return self.final_modulation(cond) if self.target == "adaln" else []
 
-  def _logits(self, x_BSD: jax.Array, shift: jax.Array | int = 0, scale: jax.Array | int = 0) -> jax.Array:
-    x_BSD = self.final_norm(x_BSD) * (1 + scale) + shift
+  def _finish(self, x_BSD: jax.Array, shift: jax.Array | int = 0, scale: jax.Array | int = 0) -> jax.Array:
+    return self.final_norm(x_BSD) * (1 + scale) + shift
+
+  def _head(self, x_BSD: jax.Array) -> jax.Array:
     return self.tokens.logits(x_BSD) if self.tied_head else self.head(x_BSD, out_dtype=jnp.float32)

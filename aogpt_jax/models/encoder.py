@@ -11,6 +11,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from aogpt_jax import attention
 from aogpt_jax import sharding
 from aogpt_jax.models import decoder
 from aogpt_jax.models import layers
@@ -33,9 +34,11 @@ class Encoder(nn.Module):
   position_init: str
   dtype: Any
   param_dtype: Any
-  remat: bool
+  remat: str
   scan_layers: bool
+  head_chunk: int
   tell_noise: bool  # condition on the noise level
+  backend: attention.Backend
 
   def setup(self):
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype)
@@ -47,7 +50,8 @@ class Encoder(nn.Module):
       self.noise_fc = layers.Dense((self.cond_width,), ("condition", "mlp"), **kw)
       self.noise_out = layers.Dense((self.cond_width,), ("mlp", "condition"), **kw)
     self.blocks = layers.stack(decoder.Block, self.layers, remat=self.remat, scan=self.scan_layers)(
-        width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init, causal=False, **kw)
+        width=self.width, heads=self.heads, num_layers=self.layers, gate_init=self.gate_init, causal=False,
+        backend=self.backend, **kw)
     self.final_modulation = decoder.Modulation(2, self.width, **kw)
     self.final_norm = layers.RMSNorm("embed", **kw)
     self.head = layers.Dense((self.vocab_size,), ("embed", "vocab"), **kw)
@@ -71,6 +75,11 @@ class Encoder(nn.Module):
     Raises:
       ValueError: more tokens than the block size, or shapes that do not fit.
     """
+    logits = self.head(self.features(tokens, asked, level), out_dtype=jnp.float32)
+    return jnp.where(self._is_token(), logits, -jnp.inf)
+
+  def features(self, tokens: jax.Array, asked: jax.Array | None = None, level: jax.Array | None = None) -> jax.Array:
+    """What the head is given of the positions, [B, Q or N, D]; arguments and errors as those of a call."""
     if tokens.ndim != 2 or tokens.shape[1] > self.block_size:
       raise ValueError(f"tokens {tokens.shape} must be [batch, length], of at most the model's block_size = {self.block_size}.")
     if asked is not None and (asked.ndim != 2 or asked.shape[0] != tokens.shape[0]):
@@ -90,8 +99,14 @@ class Encoder(nn.Module):
     else:
       whole = lambda x: jnp.broadcast_to(x, (batch, self.block_size, self.width))
       x, shift, scale = (jnp.take_along_axis(whole(x), asked[..., None], axis=1) for x in parts)
-    logits = self.head(self.final_norm(x) * (1 + scale) + shift, out_dtype=jnp.float32)
-    return jnp.where(jnp.arange(self.vocab_size) < self.num_tokens, logits, -jnp.inf)
+    return self.final_norm(x) * (1 + scale) + shift
+
+  def head_parameters(self, params: Any) -> tuple[jax.Array, jax.Array]:
+    """Kernel [D, V] and bias [V] of the head, which is logits = features @ kernel + bias; -inf for ids that are no tokens."""
+    return params["head"]["kernel"], jnp.where(self._is_token(), params["head"]["bias"], -jnp.inf)
+
+  def _is_token(self) -> jax.Array:
+    return jnp.arange(self.vocab_size) < self.num_tokens
 
   def _noise(self, level: jax.Array) -> jax.Array:
     """What is added to the conditioning, [B, C]: an MLP of sines and cosines of sigma, of wavelengths from 2 pi to 20,000 pi."""

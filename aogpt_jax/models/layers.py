@@ -46,13 +46,23 @@ def sinusoids(rms: float) -> nn.initializers.Initializer:
   return init
 
 
-def stack(block: type[nn.Module], layers: int, *, remat: bool, scan: bool) -> type[nn.Module]:
+# What the backward pass of a block finds saved, by `config.model.remat`.
+_SAVED = {
+    "none": sharding.is_no_gather,
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    "full": jax.checkpoint_policies.nothing_saveable,
+}
+
+
+def stack(block: type[nn.Module], layers: int, *, remat: str, scan: bool) -> type[nn.Module]:
   """So many of a block one after another: called with the entries and what all of them are given.
 
   Their parameters are stacked, [L, ...], whether the loop over them is compiled as a loop (`scan`) or unrolled.
   """
+  if remat != "none" or sharding.splits_parameters():
+    block = nn.remat(block, prevent_cse=not scan, policy=_SAVED[remat])
   return nn.scan(
-      nn.remat(block, prevent_cse=not scan) if remat else block,
+      block,
       variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=layers,
       unroll=1 if scan else layers, metadata_params={nn.PARTITION_NAME: "layers"},
   )
@@ -85,11 +95,11 @@ class Embed(nn.Module):
 
   def __call__(self, ids: jax.Array) -> jax.Array:
     """[..., width] in `dtype` for ids [...]."""
-    return self.embedding[ids].astype(self.dtype)
+    return sharding.look_up(self.embedding, ids, self.axes, self.dtype)
 
   def table(self) -> jax.Array:
     """All rows, [rows, width] in `dtype`."""
-    return self.embedding.astype(self.dtype)
+    return sharding.gather(self.embedding.astype(self.dtype), self.axes)
 
   def logits(self, x: jax.Array) -> jax.Array:
     """float32 [..., rows], the products of x [..., width] with the rows: the head of a model that has none of its own."""
@@ -153,13 +163,14 @@ class Dense(nn.Module):
     init = nn.with_logical_partitioning(INITS[self.weight_init](self.std), tuple(self.axes))
     kernel = self.param("kernel", init, shape, self.param_dtype)
     y = jax.lax.dot_general(
-        x.astype(self.dtype), kernel.astype(self.dtype), (((x.ndim - 1,), (0,)), ((), ())),
+        x.astype(self.dtype), sharding.gather(kernel.astype(self.dtype), self.axes), (((x.ndim - 1,), (0,)), ((), ())),
         preferred_element_type=out_dtype,
     )
     if not self.bias:
       return y
     init = nn.with_logical_partitioning(self.bias_init, tuple(self.axes[1:]))
-    return y + self.param("bias", init, tuple(self.features), self.param_dtype).astype(y.dtype)
+    bias = self.param("bias", init, tuple(self.features), self.param_dtype)
+    return y + sharding.gather(bias.astype(y.dtype), self.axes[1:])
 
 
 class Attention(nn.Module):
@@ -174,6 +185,7 @@ class Attention(nn.Module):
   qk_norm: bool = True
   bias: bool = True
   weight_init: str = "truncated_normal"
+  backend: attention.Backend = attention.Backend()
 
   def setup(self):
     head_dim = self.width // self.heads
@@ -188,7 +200,7 @@ class Attention(nn.Module):
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
     """Attends among the S entries."""
     q, k, v = self._project(x_BSD)
-    return self._merge(attention.attend(q, k, v, attention.causal_mask(x_BSD.shape[1]) if self.causal else None))
+    return self._merge(attention.attend_whole(q, k, v, causal=self.causal, backend=self.backend))
 
   def extend(
       self, x_BSD: jax.Array, cache: Cache, write: jax.Array, bias_B1ST: jax.Array, asked: jax.Array | None

@@ -109,6 +109,8 @@ class Checkpoints:
 def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None, weights: str = "ema") -> tuple[nn.Module, Any]:
   """The model of a run with its parameters.
 
+  Its attention is chosen for the devices that it is loaded to, as by config.model.attention = auto, whatever the run was set to.
+
   Args:
     directory: the run's workdir, which holds `checkpoints/`.
     mesh: shard the parameters over it by the rules of the run's config; the default is the first local device.
@@ -125,8 +127,13 @@ def load_model(directory: str | pathlib.Path, mesh: Mesh | None = None, weights:
   if weights not in WEIGHTS:
     raise ValueError(f"weights is {weights!r}; it must be one of {', '.join(WEIGHTS)}.")
   with _open(directory) as manager:
-    _, loaded, _ = _newest_restorable(
-        manager, lambda step: _restore_model(manager, step, _restore_config(manager, step), mesh, weights))
+
+    def attempt(step: int) -> tuple[nn.Module, Any]:
+      config = _restore_config(manager, step)
+      config.model.attention = "auto"
+      return _restore_model(manager, step, config, mesh, weights)
+
+    _, loaded, _ = _newest_restorable(manager, attempt)
   return loaded
 
 
@@ -166,7 +173,7 @@ def load_params(
 def _restore_model(
     manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict, mesh: Mesh | None, weights: str
 ) -> tuple[nn.Module, Any]:
-  model = models.build_model(config)
+  model = models.build_model(config, mesh)
   boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
   if mesh is None:
     device = SingleDeviceSharding(jax.local_devices()[0])

@@ -20,6 +20,7 @@ from aogpt_jax.sampling import texts
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import flops
 from aogpt_jax.training import metrics
+from aogpt_jax.training import profile
 from aogpt_jax.training import step as step_lib
 
 
@@ -49,6 +50,7 @@ def train(run: Run) -> step_lib.TrainState:
                 f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
   writer = metrics.MetricWriter(run.workdir, start, config.log.tensorboard)
   log = _StepLog(config, writer, start)
+  trace = profile.Trace(run.workdir, config.log.profile)
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
       local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
@@ -58,7 +60,9 @@ def train(run: Run) -> step_lib.TrainState:
         if step > config.steps:
           break
         last, terminated = step == config.steps, termination.reached()
+        trace.before(step)
         state, step_metrics = trainer.step(state, tokens)
+        trace.after(step, step_metrics)
         if step == start + 1:
           jax.block_until_ready(step_metrics)
           log.first_step_done(step)
@@ -82,6 +86,7 @@ def train(run: Run) -> step_lib.TrainState:
     saver.wait()
   finally:
     batches.close()
+    trace.close()
     writer.close()
     saver.close()
   return state

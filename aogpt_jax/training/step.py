@@ -54,8 +54,9 @@ def make_trainer(
     schedule: replaces the config's learning rate.
 
   Raises:
-    ValueError: the sharding or weight-decay rules do not fit the model's parameters.
+    ValueError: the batch, or the sharding or weight-decay rules do not fit the mesh or the model's parameters.
   """
+  sharding.check_batch("batch_size / micro_batches", config.batch_size // config.micro_batches, mesh)
   schedule = schedule or optimizer.learning_rate(config)
   tx = optimizer.make_optimizer(config, schedule)
   objective = objectives.OBJECTIVES[config.objective]

@@ -19,4 +19,5 @@ def get_config() -> ml_collections.ConfigDict:
   config.sample.update(num_samples=1)
   config.checkpoint.every_steps = 10
   config.log.update(every_steps=1, tensorboard=False)
+  config.compilation_cache = ""
   return config
