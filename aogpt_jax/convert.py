@@ -29,7 +29,9 @@ from typing import Any
 
 from absl import flags
 from absl import logging
+from flax import traverse_util
 import jax
+import jax.numpy as jnp
 import ml_collections
 from ml_collections import config_flags
 import numpy as np
@@ -111,9 +113,15 @@ def from_published(
   name = source if source.startswith(_HUB) else path.name
   with _beside(target, sum(x.nbytes for x in _arrays(p))) as partial:
     partial.mkdir()
-    _save(partial, config, p)
-    step = p.step
-    del p
+    step, state = p.step, _state(config, p)
+    del p  # and with it the file's pages, before Orbax makes buffers of its own
+    saver = checkpoints.Checkpoints(partial, config)
+    try:
+      saver.save(state)
+      saver.wait()
+    finally:
+      saver.close()
+    del state
     said = fingerprint.describe(*checkpoints.load_model(partial))
     origin = Origin(name, step, has, said)
     (partial / _RECORD).write_text(json.dumps(dataclasses.asdict(origin), indent=2) + "\n", encoding="utf-8")
@@ -185,7 +193,7 @@ def _trained(
 
   Where only one of checkpoints.WEIGHTS is wanted, it is `raw` of what is returned.
   """
-  config, state = checkpoints.load_state(workdir, with_optimizer)
+  config, state = checkpoints.load_state(workdir, wanted, with_optimizer)
   kind, model_args, settings = settings_lib.from_config(config)
   trees = {weights: getattr(state, checkpoints.WEIGHTS[weights]) for weights in wanted}
   moments = optimizer.adam(state.opt_state) if with_optimizer else None
@@ -218,22 +226,20 @@ def _check_decay(config: ml_collections.ConfigDict, params: Any) -> None:
         f"otherwise for {other[0]}; leave out --optimizer.")
 
 
-def _save(workdir: pathlib.Path, config: ml_collections.ConfigDict, p: published.Published) -> None:
-  """Writes a checkpoint of a state that goes on from there."""
-  tree = lambda arrays: names.to_tree(config.model, arrays.__getitem__)
-  params = tree(p.raw)
-  opt_state = None
+def _state(config: ml_collections.ConfigDict, p: published.Published) -> step_lib.TrainState:
+  """The state that goes on from there; without moments, opt_state is None."""
+
+  def tree(arrays: dict[str, np.ndarray]) -> Any:
+    flat = traverse_util.flatten_dict(names.to_tree(config.model, arrays.__getitem__), sep="/")
+    # Of JAX, one after another: Orbax would copy all that is numpy's once more.
+    return traverse_util.unflatten_dict({path: jnp.array(flat.pop(path)).block_until_ready() for path in list(flat)}, sep="/")
+
+  params, opt_state = tree(p.raw), None
   if p.moments:
-    number = lambda n: np.asarray(n, np.int32)
     opt_state = optimizer.with_adam(
         jax.eval_shape(optimizer.make_optimizer(config).init, params),
-        optax.ScaleByAdamState(number(p.moments.count), tree(p.moments.first), tree(p.moments.second)), number(p.step))
-  saver = checkpoints.Checkpoints(workdir, config)
-  try:
-    saver.save(step_lib.TrainState(np.asarray(p.step, np.int32), params, tree(p.ema) if p.ema else params, opt_state))
-    saver.wait()
-  finally:
-    saver.close()
+        optax.ScaleByAdamState(jnp.int32(p.moments.count), tree(p.moments.first), tree(p.moments.second)), jnp.int32(p.step))
+  return step_lib.TrainState(jnp.int32(p.step), params, tree(p.ema) if p.ema else params, opt_state)
 
 
 def _arrays(p: published.Published) -> Iterator[np.ndarray]:

@@ -153,7 +153,7 @@ def test_the_next_steps_are_those_of_the_pytorch_optimiser_here_and_there(workdi
   trainer = step_lib.make_trainer(config, model, sharding.make_mesh(config))
   ours = checkpoints.Checkpoints(workdirs / "aogpt_a", config)
   # As main goes on, batch_size aside: that is not in the file.
-  ours._config = checkpoints.load_state(workdirs / "aogpt_a", with_optimizer=False)[0]
+  ours._config = checkpoints.load_state(workdirs / "aogpt_a")[0]
   state = ours.restore(trainer.shapes)
   ours.close()
   before = jax.tree.map(np.asarray, state.params)
@@ -180,7 +180,7 @@ def test_the_next_steps_are_those_of_the_pytorch_optimiser_here_and_there(workdi
 
 
 def test_training_does_not_go_on_without_the_state_of_its_optimiser(workdirs):
-  config, _ = checkpoints.load_state(workdirs / "sigmagpt_a", with_optimizer=False)
+  config, _ = checkpoints.load_state(workdirs / "sigmagpt_a")
   saver = checkpoints.Checkpoints(workdirs / "sigmagpt_a", config)
   with pytest.raises(config_lib.ConfigError, match="converted without the state of its optimizer; convert it again"):
     saver.restore(None)
@@ -193,7 +193,7 @@ def test_training_does_not_go_on_without_the_state_of_its_optimiser(workdirs):
 @pytest.mark.parametrize("name", ALL)
 def test_the_config_file_beside_a_checkpoint_opens_it(workdirs, name):
   config = runpy.run_path(str(workdirs / name / "config.py"))["get_config"]()
-  inside, _ = checkpoints.load_state(workdirs / name, with_optimizer=False)
+  inside, _ = checkpoints.load_state(workdirs / name)
   assert config_lib.flat(config) == config_lib.flat(inside)
   _, step = checkpoints.load_params(workdirs / name, config, sharding.make_mesh(config))
   assert step == load(golden_file(name))["iter_num"]
@@ -330,7 +330,7 @@ def test_a_safetensors_directory_has_the_same_weights_and_says_where_they_are_fr
   assert origin.fingerprint == said and origin.weights == ("ema",)
   for weights in ("ema", "raw"):  # there is one
     _, params = load_model(tmp_path / "back", weights=weights)
-    state = names.to_state(checkpoints.load_state(tmp_path / "back", False)[0].model, params)
+    state = names.to_state(checkpoints.load_state(tmp_path / "back")[0].model, params)
     assert all(np.array_equal(state[name], shadow[name]) for name in shadow)
   with pytest.raises(ValueError, match="it has the ema weights alone; give --weights=ema"):
     convert.to_safetensors(str(tmp_path / "back"), str(tmp_path / "raw"), weights="raw")

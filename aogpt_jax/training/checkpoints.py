@@ -167,11 +167,14 @@ def load_params(
   return params, step
 
 
-def load_state(directory: str | pathlib.Path, with_optimizer: bool) -> tuple[ml_collections.ConfigDict, step_lib.TrainState]:
+def load_state(
+    directory: str | pathlib.Path, weights: tuple[str, ...] = tuple(WEIGHTS), with_optimizer: bool = False
+) -> tuple[ml_collections.ConfigDict, step_lib.TrainState]:
   """The config of a run and its state, on one CPU; of the newest checkpoint that can be restored.
 
   Args:
     directory: the run's workdir, which holds `checkpoints/`.
+    weights: those of WEIGHTS that are wanted; the others are None.
     with_optimizer: or opt_state is None.
 
   Raises:
@@ -183,17 +186,17 @@ def load_state(directory: str | pathlib.Path, with_optimizer: bool) -> tuple[ml_
   def attempt(step: int) -> tuple[ml_collections.ConfigDict, step_lib.TrainState]:
     config = _restore_config(manager, step)
     model = models.build_model(config)
-    shapes = {"params": jax.eval_shape(lambda: nn.unbox(step_lib.init_params(model, config.seed)))}
-    shapes["ema"] = shapes["params"]
+    params = jax.eval_shape(lambda: nn.unbox(step_lib.init_params(model, config.seed)))
+    shapes = {WEIGHTS[name]: params for name in weights}
     if with_optimizer:
       _check_can_go_on(manager, step)
-      opt_state = jax.eval_shape(optimizer_lib.make_optimizer(config).init, shapes["params"])
+      opt_state = jax.eval_shape(optimizer_lib.make_optimizer(config).init, params)
       shapes["optimizer"] = {"step": jax.ShapeDtypeStruct((), jnp.int32), "opt_state": opt_state}
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cpu), shapes)
     found = manager.restore(step, args=ocp.args.Composite(
         **{item: ocp.args.StandardRestore(tree) for item, tree in shapes.items()}))
     opt_state = found["optimizer"]["opt_state"] if with_optimizer else None
-    return config, step_lib.TrainState(step=step, params=found["params"], ema=found["ema"], opt_state=opt_state)
+    return config, step_lib.TrainState(step=step, **{item: found.get(item) for item in WEIGHTS.values()}, opt_state=opt_state)
 
   with _open(directory) as manager:
     return _newest_restorable(manager, attempt)[1]
