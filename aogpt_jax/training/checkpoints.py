@@ -1,7 +1,8 @@
 """Orbax checkpoints of a run, and the model in one. The only module that knows Orbax.
 
 WORKDIR/checkpoints/N/ is the state after N updates, in four items: `params`, `ema`, `optimizer` (moments, counts and step)
-and `config`, the resolved config as JSON. Nothing else is needed to go on or to use the model.
+and `config`, the resolved config as JSON. Nothing else is needed to go on or to use the model. What was converted from another
+format may have no `optimizer`: then training can't go on from it.
 """
 
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from typing import Any
 
 from flax import linen as nn
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh, SingleDeviceSharding
 import ml_collections
 import orbax.checkpoint as ocp
@@ -21,6 +23,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import models
 from aogpt_jax import sharding
 from aogpt_jax.data import tokenizers
+from aogpt_jax.training import optimizer as optimizer_lib
 from aogpt_jax.training import step as step_lib
 
 _policy = ocp.checkpoint_managers
@@ -50,15 +53,19 @@ class Checkpoints:
     )
 
   def save(self, state: step_lib.TrainState) -> None:
-    """Starts to write the state; returns when it may be donated, before the files are complete."""
+    """Starts to write the state; returns when it may be donated, before the files are complete.
+
+    A state whose opt_state is None is one to use, and not to go on from.
+    """
     step = int(state.step)
     if step in self._manager.all_steps():
       return
+    optimizer = {"step": state.step, "opt_state": state.opt_state}
     self._manager.save(step, args=ocp.args.Composite(
         params=ocp.args.StandardSave(state.params),
         ema=ocp.args.StandardSave(state.ema),
-        optimizer=ocp.args.StandardSave({"step": state.step, "opt_state": state.opt_state}),
         config=ocp.args.JsonSave(self._config.to_dict()),
+        **({} if state.opt_state is None else {"optimizer": ocp.args.StandardSave(optimizer)}),
     ))
 
   def restore(self, shapes: step_lib.TrainState) -> step_lib.TrainState | None:
@@ -77,6 +84,7 @@ class Checkpoints:
 
     def attempt(step: int) -> step_lib.TrainState:
       _check_same_run(reader, step, self._config)
+      _check_can_go_on(reader, step)
       restored = reader.restore(step, args=ocp.args.Composite(
           params=ocp.args.StandardRestore(shapes.params),
           ema=ocp.args.StandardRestore(shapes.ema),
@@ -170,6 +178,41 @@ def load_params(
   return params, step
 
 
+def load_state(
+    directory: str | pathlib.Path, weights: tuple[str, ...] = tuple(WEIGHTS), with_optimizer: bool = False
+) -> tuple[ml_collections.ConfigDict, step_lib.TrainState]:
+  """The config of a run and its state, on one CPU; of the newest checkpoint that can be restored.
+
+  Args:
+    directory: the run's workdir, which holds `checkpoints/`.
+    weights: those of WEIGHTS that are wanted; the others are None.
+    with_optimizer: or opt_state is None.
+
+  Raises:
+    ConfigError: the checkpoint has no state of an optimizer, which is asked for.
+    OSError: there is no checkpoint, or none that can be restored.
+  """
+  cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+
+  def attempt(step: int) -> tuple[ml_collections.ConfigDict, step_lib.TrainState]:
+    config = _restore_config(manager, step)
+    model = models.build_model(config)
+    params = jax.eval_shape(lambda: nn.unbox(step_lib.init_params(model, config.seed)))
+    shapes = {WEIGHTS[name]: params for name in weights}
+    if with_optimizer:
+      _check_can_go_on(manager, step)
+      opt_state = jax.eval_shape(optimizer_lib.make_optimizer(config).init, params)
+      shapes["optimizer"] = {"step": jax.ShapeDtypeStruct((), jnp.int32), "opt_state": opt_state}
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=cpu), shapes)
+    found = manager.restore(step, args=ocp.args.Composite(
+        **{item: ocp.args.StandardRestore(tree) for item, tree in shapes.items()}))
+    opt_state = found["optimizer"]["opt_state"] if with_optimizer else None
+    return config, step_lib.TrainState(step=step, **{item: found.get(item) for item in WEIGHTS.values()}, opt_state=opt_state)
+
+  with _open(directory) as manager:
+    return _newest_restorable(manager, attempt)[1]
+
+
 def _restore_model(
     manager: ocp.CheckpointManager, step: int, config: ml_collections.ConfigDict, mesh: Mesh | None, weights: str
 ) -> tuple[nn.Module, Any]:
@@ -243,6 +286,12 @@ def _check_same_run(manager: ocp.CheckpointManager, step: int, config: ml_collec
     raise config_lib.ConfigError(
         f"{manager.directory}: step {step} is of a run with another config; set these back, or give another --workdir: "
         + "; ".join(different))
+
+
+def _check_can_go_on(manager: ocp.CheckpointManager, step: int) -> None:
+  if not (manager.directory / str(step) / "optimizer").exists():
+    raise config_lib.ConfigError(
+        f"{manager.directory}: step {step} was converted without the state of its optimizer; convert it again with --optimizer.")
 
 
 def _restore_config(manager: ocp.CheckpointManager, step: int) -> ml_collections.ConfigDict:

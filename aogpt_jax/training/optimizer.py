@@ -52,3 +52,27 @@ def update_ema(ema: Any, params: Any, updates_done: jax.Array, max_decay: float)
   n = updates_done.astype(jnp.float32)
   decay = jnp.minimum(max_decay, (1 + n) / (10 + n))
   return jax.tree.map(lambda e, p: (decay * e + (1 - decay) * p).astype(e.dtype), ema, params)
+
+
+def adam(opt_state: Any) -> optax.ScaleByAdamState:
+  """Count and moments of AdamW in a state of `make_optimizer`."""
+  return next(part for part in jax.tree.leaves(opt_state, is_leaf=_is_adam) if _is_adam(part))
+
+
+def with_adam(opt_state: Any, state: optax.ScaleByAdamState, updates_done: jax.Array) -> Any:
+  """The same with other count and moments, and a schedule that so many updates have been done of."""
+
+  def replaced(part):
+    if _is_adam(part):
+      return state
+    return part._replace(count=updates_done) if _is_schedule(part) else part
+
+  return jax.tree.map(replaced, opt_state, is_leaf=lambda part: _is_adam(part) or _is_schedule(part))
+
+
+def _is_adam(part: Any) -> bool:
+  return isinstance(part, optax.ScaleByAdamState)
+
+
+def _is_schedule(part: Any) -> bool:
+  return isinstance(part, optax.ScaleByScheduleState)

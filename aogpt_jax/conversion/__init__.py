@@ -1,0 +1,1 @@
+"""Checkpoints in the formats of the PyTorch code and of Hugging Face."""
