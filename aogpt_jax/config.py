@@ -38,6 +38,11 @@ def default_config() -> ml_collections.ConfigDict:
       # context at 4 times the cost; of an encoder ao (RADD), whose known tokens are the beginning of such an
       # order, lambda_dce (MDLM, MD4) or score_entropy (SEDD), which mask each token by itself; see aogpt_jax/objectives.py.
       objective="any_order",
+      # What the parameters start from where the workdir has no checkpoint: those of the newest checkpoint of another WORKDIR, or of
+      # GPT-2 of Hugging Face as gpt2:NAME or gpt2:DIRECTORY; "": random.
+      init_from="",
+      init_weights="ema",  # ema | raw: which of that run's parameters
+      init_optimizer="reset",  # reset | kept: whether the moments of that run's optimiser are taken over
       model=c(
           architecture="decoder",  # of AO-GPT; or encoder, a masked diffusion model on the same blocks
           layers=12,  # L, transformer blocks
@@ -53,6 +58,7 @@ def default_config() -> ml_collections.ConfigDict:
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
           norm="rms",  # of the blocks and before the head: rms, or layer, as sigma-GPT
           qk_norm=True,  # RMSNorm on queries and keys
+          activation="gelu",  # of the MLP: gelu (exact), or gelu_tanh, its approximation in GPT-2
           tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
           bias=True,  # in all Dense layers and LayerNorms
           weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, as sigma-GPT's
@@ -275,6 +281,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("objective", sum(OBJECTIVES.values(), ())),
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
       ("model.norm", ("rms", "layer")),
+      ("model.activation", ("gelu", "gelu_tanh")),
       ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.dtype", ("float32", "bfloat16")),
@@ -285,6 +292,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
       ("eval.weights", ("ema", "raw")),
+      ("init_weights", ("ema", "raw")),
+      ("init_optimizer", ("reset", "kept")),
       ("eval.zero_shot.recipe", zero_shot.RECIPES),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
@@ -306,6 +315,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.micro_batches >= 1 and config.batch_size % config.micro_batches:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
+  if config.init_from.startswith("gpt2:") and config.init_optimizer == "kept":
+    yield f"config.init_optimizer: is kept, and config.init_from = {config.init_from} has no optimiser's state; set it to reset."
   o = config.optimizer
   if o.warmup_steps >= o.decay_steps:
     yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "
@@ -379,8 +390,8 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
     if m.num_tokens:
       yield f"config.model.num_tokens: {m.num_tokens} is of an encoder, and {architecture}; set it to 0."
     return
-  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("tied_head", False), ("bias", True),
-                         ("weight_init", "truncated_normal")):
+  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("activation", "gelu"),
+                         ("tied_head", False), ("bias", True), ("weight_init", "truncated_normal")):
     if m[field] != default:
       yield f"config.model.{field}: {m[field]} is of a decoder, and {architecture}; set it to {default}."
   if not m.num_tokens and config.data.tokenizer not in tokenizers.VOCAB_SIZES:  # a checkpoint is to do without the file

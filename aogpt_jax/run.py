@@ -18,7 +18,9 @@ from aogpt_jax.data import packing
 from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 from aogpt_jax.sampling import prompts
+from aogpt_jax.training import checkpoints
 from aogpt_jax.training import optimizer
+from aogpt_jax.training import start
 from aogpt_jax.training import step
 
 
@@ -77,6 +79,8 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
       pass
   except OSError as e:
     raise OSError(f"--workdir={workdir}: can't be written to ({e.strerror}); give another directory.") from None
+  if mode in ("all", "train") and not checkpoints.is_there(directory):
+    start.check(config, model, tokenizer)
   if mode == "sample":
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
   for spec in config.eval.zero_shot.datasets if mode in ("all", "eval") else ():  # now, and not after the others are scored

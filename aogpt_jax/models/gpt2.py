@@ -116,10 +116,7 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
   except ImportError:
     raise ImportError(
         f"{name}: its weights are read by safetensors, which is not installed; pip install 'aogpt_jax[hf]'.") from None
-  directory = pathlib.Path(name).expanduser()
-  if not directory.is_dir():
-    directory = _download(name)
-  model = _model(directory / "config.json", dtype)
+  model, directory = describe(name, dtype)
   tensors = {}
   files = sorted(directory.glob("*.safetensors"))
   if not files:
@@ -136,6 +133,14 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
     except safetensors.SafetensorError as e:
       raise ValueError(f"{file}: is not a safetensors file ({e}); download or save it again.") from None
   return model, _params(model, tensors, directory)
+
+
+def describe(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, pathlib.Path]:
+  """The Linen module of a GPT-2 and the directory of its files; arguments and errors as those of `load`, but reads no weights."""
+  directory = pathlib.Path(name).expanduser()
+  if not directory.is_dir():
+    directory = _download(name)
+  return _model(directory / "config.json", dtype), directory
 
 
 def fingerprint(model: GPT2, params: Any) -> str:

@@ -19,6 +19,7 @@ from aogpt_jax.sampling import texts
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import flops
 from aogpt_jax.training import metrics
+from aogpt_jax.training import start as start_lib
 from aogpt_jax.training import step as step_lib
 
 
@@ -37,7 +38,9 @@ def train(run: Run) -> step_lib.TrainState:
   saver = checkpoints.Checkpoints(run.workdir, config)
   state = saver.restore(trainer.shapes)
   if state is None:
-    state = trainer.init()
+    if config.init_from:
+      console.say(f"starting from {config.init_from}")
+    state = start_lib.state(config, run.model, run.tokenizer, trainer)
   start = int(jax.device_get(state.step))
   parameters = sum(x.size for x in jax.tree.leaves(trainer.shapes.params))
   console.say(f"model: {parameters:,} parameters; {config.steps:,} steps of {config.batch_size} x "
