@@ -31,6 +31,7 @@ EXTRAS = {
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.4"],  # for what will read checkpoints of the PyTorch code
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # GPT-2's weights, and downloading them by name
+    "lm-eval": ["lm-eval>=0.4.8"],  # python -m aogpt_jax.harness
     "test": ["pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5"],
 }
 

@@ -85,6 +85,10 @@ def default_config() -> ml_collections.ConfigDict:
       data=c(
           source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
+          # Of a JSONL line or CSV record that is an example: a prompt, given first, and a completion, which alone is learnt and scored.
+          # A prompt with blanks, as "The [[]] of", takes an answer for each from a list. "": there are documents.
+          prompt_field="",
+          completion_field="completion",
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
           test_split="",  # likewise
@@ -328,6 +332,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
   if not config.data.source:
     yield "config.data.source: is empty; give stdlib, stdlib_source, files:GLOB or tfds:NAME."
+  if config.data.prompt_field:
+    yield from _examples_misfits(config)
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
   if vocab_size and m.vocab_size < vocab_size:
     yield (f"config.model.vocab_size: {m.vocab_size} is below the {vocab_size} ids of "
@@ -377,6 +383,21 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
         orders.check(spec, length or m.block_size)
     except ValueError as e:
       yield f"config.{field}: {e}"
+
+
+def _examples_misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what does not fit data of prompts and completions."""
+  given = f"config.data.prompt_field = {config.data.prompt_field}"
+  if not config.data.source.startswith("files:"):
+    yield (f"config.data.prompt_field: {config.data.prompt_field} is of records in files, and config.data.source = "
+           f"{config.data.source}; give files:GLOB of .jsonl or .csv files.")
+  if not config.data.completion_field:
+    yield f"config.data.completion_field: is empty beside {given}; name the field of the completions."
+  if config.objective != "any_order":
+    yield f"config.objective: {config.objective} has no prompts, and {given}; set it to any_order."
+  for field, value, default in (("eval.ensemble", config.eval.ensemble, 1), ("eval.gap", config.eval.gap, 0)):
+    if value != default and not config.eval.zero_shot.datasets:
+      yield f"config.{field}: {value} is of texts without prompts, and {given}; set it to {default}."
 
 
 def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:

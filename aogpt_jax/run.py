@@ -15,6 +15,7 @@ from aogpt_jax import models
 from aogpt_jax import orders
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
+from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 from aogpt_jax.sampling import prompts
@@ -107,7 +108,8 @@ def _other_text(config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokeniz
   """The text of config.eval.source: all its documents, as the one split "train"."""
   data = config.data.copy_and_resolve_references()
   with data.unlocked():
-    data.update(source=config.eval.source, train_split=config.eval.split, validation_split="", test_split="",
+    # Where the run's own data are examples, records are examples too, and any other file is a document.
+    data.update(source=config.eval.source, prompt_field=data.prompt_field if sources.is_records(config.eval.source) else "", train_split=config.eval.split, validation_split="", test_split="",
                 validation_fraction=0.0, test_fraction=0.0)
   try:
     return packing.prepare(data, tokenizer, config.model.block_size, progress=console.say)

@@ -74,3 +74,22 @@ def test_the_logits_from_left_to_right_are_those_of_gpt2_after_its_boundary(thei
   np.testing.assert_allclose(found[..., :IDS], expected, atol=2e-4)
   nll = objectives.cross_entropy(found, jnp.asarray(tokens))  # the rows that are no tokens take nothing
   np.testing.assert_allclose(nll, objectives.cross_entropy(jnp.asarray(expected), jnp.asarray(tokens)), atol=2e-4)
+
+
+def test_the_default_architecture_starts_nearer_to_gpt2_than_to_a_guess(theirs):
+  model, directory = theirs
+  import torch
+
+  # A text that this GPT-2 likes: each token drawn from what it predicts.
+  torch.manual_seed(1)
+  tokens = np.zeros((32, LENGTH), int)
+  for i in range(LENGTH):
+    logits = torch.asarray(reference_logits(model, tokens)[:, i])
+    tokens[:, i] = torch.distributions.Categorical(logits=logits).sample().numpy()
+  own = objectives.cross_entropy(jnp.asarray(reference_logits(model, tokens)), jnp.asarray(tokens)).mean()
+  loss = {}
+  for name, fields in (("compatible", COMPATIBLE), ("default", {})):
+    decoder, params = started(config_for(directory, **fields))
+    loss[name] = objectives.any_order_nll(decoder, params, jnp.asarray(tokens), left_to_right(tokens)).mean()
+  assert loss["compatible"] == pytest.approx(float(own), abs=1e-4)
+  assert own < loss["default"] < own + 0.5 * (np.log(IDS) - own)
