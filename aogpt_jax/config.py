@@ -85,8 +85,8 @@ def default_config() -> ml_collections.ConfigDict:
       data=c(
           source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
-          # Of a JSONL line or CSV record that is an example: a prompt, given first, and a completion, which alone is learnt and scored.
-          # A prompt with blanks, as "The [[]] of", takes an answer for each from a list. "": there are documents.
+          # Of a JSONL line or CSV record that is an example: a prompt, given first, and a completion, which alone is learnt and
+          # scored. A prompt with blanks, as "The [[]] of", takes an answer for each from a list. "": there are documents.
           prompt_field="",
           completion_field="completion",
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
@@ -123,7 +123,9 @@ def default_config() -> ml_collections.ConfigDict:
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
           limit=0,  # sequences, at most, spread evenly over the split; 0: all
-          source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
+          # Of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text. Records are
+          # examples where the run's own are.
+          source="",
           ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
@@ -320,7 +322,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield (f"config.micro_batches: {config.micro_batches} does not divide config.batch_size = {config.batch_size}; "
            "choose a number that does.")
   if config.init_from.startswith("gpt2:") and config.init_optimizer == "kept":
-    yield f"config.init_optimizer: is kept, and config.init_from = {config.init_from} has no optimiser's state; set it to reset."
+    yield (f"config.init_optimizer: is kept, and config.init_from = {config.init_from} has no optimiser's state; set it to "
+           "reset.")
   o = config.optimizer
   if o.warmup_steps >= o.decay_steps:
     yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "

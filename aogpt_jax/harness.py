@@ -32,6 +32,7 @@ from aogpt_jax.sampling import texts
 from aogpt_jax.training import checkpoints
 
 NAME = "aogpt_jax"
+_BATCH_SIZE = 16
 # How a task may say how many tokens are drawn at most.
 _LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 
@@ -46,20 +47,21 @@ class Adapter(lm_eval_model.TemplateLM):
     batch_size: sequences at once; a multiple of the devices is made of it.
     max_gen_toks: tokens drawn at most, where a task does not say.
     seed: of texts that are drawn at a temperature.
-    device, max_batch_size: must not be given; JAX chooses the devices.
+    device, max_batch_size: what the harness always says; JAX chooses the devices, and batches are as large as given.
 
   Raises:
     OSError: there is no checkpoint that can be restored.
-    ValueError: an argument that there is not, or an encoder.
+    ConfigError: an argument that can't be.
   """
 
-  def __init__(self, workdir: str, weights: str = "ema", batch_size: int | str = 16, max_gen_toks: int = 128, seed: int = 0,
-               device: str | None = None, max_batch_size: int | None = None):
+  def __init__(self, workdir: str, weights: str = "ema", batch_size: int | str = _BATCH_SIZE, max_gen_toks: int = 128,
+               seed: int = 0, device: str | None = None, max_batch_size: int | None = None):
     super().__init__()
-    if device:
-      raise ValueError(f"device={device}: JAX chooses the devices; leave it out, or set JAX_PLATFORMS.")
-    if not str(batch_size).isdigit() or int(batch_size) < 1 or max_batch_size:
-      raise ValueError(f"batch_size={batch_size}, max_batch_size={max_batch_size}: give a batch_size of at least 1 alone.")
+    del device, max_batch_size
+    if not str(batch_size).isdigit() or int(batch_size) < 1:
+      raise config_lib.ConfigError(f"batch_size={batch_size}: must be a number of at least 1.")
+    if weights not in checkpoints.WEIGHTS:
+      raise config_lib.ConfigError(f"weights={weights}: must be one of {', '.join(checkpoints.WEIGHTS)}.")
     self._mesh = sharding.make_mesh(_split_over_all_devices())
     self.batch_size = -(-int(batch_size) // self._mesh.size) * self._mesh.size
     self._model, self._params = checkpoints.load_model(str(workdir), self._mesh, weights)
@@ -155,16 +157,16 @@ class _Generation:
     limits = [kwargs.pop(name) for name in _LIMITS if name in kwargs]
     self.limit = int((limits or [default_limit])[0])
     if not 1 <= self.limit <= block_size:
-      raise ValueError(f"{self.limit} tokens are to be drawn at most; the model's blocks have {block_size}: set "
-                       "--gen_kwargs=max_gen_toks=N.")
+      raise config_lib.ConfigError(f"{self.limit} tokens are to be drawn at most; the model's blocks have {block_size}: set "
+                                   "--gen_kwargs=max_gen_toks=N.")
     self._block_size = block_size
     do_sample = kwargs.pop("do_sample", None)  # where a task does not say, it is what a temperature above 0 means
     temperature = float(kwargs.pop("temperature", 1.0 if do_sample else 0.0))
     sampler = {"temperature": 0.0 if do_sample is False else temperature, "top_p": float(kwargs.pop("top_p", 1.0)),
                "top_k": int(kwargs.pop("top_k", 0))}
     if kwargs:
-      raise ValueError(f"the sampler has no {', '.join(sorted(kwargs))}; set --gen_kwargs to what it has: until, do_sample, "
-                       f"temperature, top_p, top_k, {_LIMITS[0]}.")
+      raise config_lib.ConfigError(f"the sampler has no {', '.join(sorted(kwargs))}; set --gen_kwargs to what it has: until, "
+                                   f"do_sample, temperature, top_p, top_k, {_LIMITS[0]}.")
     self.sampler = tuple(sorted(sampler.items()))
 
   def length(self, context: list[int]) -> int:
@@ -205,6 +207,8 @@ def main(argv: list[str]) -> None:
       model_args.append(value)
   if not workdir or "," in workdir or "=" in workdir:
     sys.exit(f"error: --workdir={workdir or ''}: give the directory of a run, without commas and equals signs in its name")
+  if not {"--batch_size", "-b"} & {argument.partition("=")[0] for argument in others}:
+    others += ["--batch_size", str(_BATCH_SIZE)]  # else the harness says 1
   sys.argv = [argv[0], "--model", NAME, "--model_args", ",".join([f"workdir={workdir}", *model_args]), *others]
   try:
     lm_eval_main.cli_evaluate()

@@ -1,5 +1,8 @@
 """Likelihood of continuations: the sum of single passes, whatever the batches, in windows where a block is too short."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,12 +22,21 @@ def model_and_params():
 
 def direct(model, params, context, continuation):
   """log p and whether it is greedy, from one pass over these tokens alone."""
-  tokens = jnp.array([[*context, *continuation] + [0] * (LENGTH - len(context) - len(continuation))])
-  logits = np.asarray(model.apply({"params": params}, tokens, jnp.arange(LENGTH)[None])[0], np.float64)
+  tokens, logits = logits_of(model, params, [*context, *continuation])
   log_probs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
   places = range(len(context), len(context) + len(continuation))
-  return (sum(log_probs[i, tokens[0, i]] for i in places),
-          all(log_probs[i, :IDS].argmax() == tokens[0, i] for i in places))
+  return sum(log_probs[i, tokens[i]] for i in places), all(log_probs[i, :IDS].argmax() == tokens[i] for i in places)
+
+
+def logits_of(model, params, tokens):
+  """The tokens, with some behind them that they do not see, and the logits of all."""
+  tokens = [*tokens] + [0] * (LENGTH - len(tokens))
+  return tokens, np.asarray(_logits(model, params, jnp.array([tokens])), np.float64)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _logits(model, params, tokens):
+  return model.apply({"params": params}, tokens, jnp.arange(LENGTH)[None])[0]
 
 
 def found(model, params, pairs, batch_size=4):
@@ -39,8 +51,7 @@ def test_pairs_of_any_lengths_have_their_log_probability_and_greedy_ones_are_kno
            for c, n in ((5, 3), (0, 4), (40, 8), (47, 1), (3, 0), (12, 30))]
   greedy = [3, 1]
   for _ in range(6):  # by one pass for each token
-    logits = model.apply({"params": params}, jnp.array([greedy + [0]]), jnp.arange(len(greedy) + 1)[None])
-    greedy.append(int(logits[0, -1, :IDS].argmax()))
+    greedy.append(int(logits_of(model, params, greedy)[1][len(greedy), :IDS].argmax()))
   pairs += [(greedy[:2], greedy[2:]), (greedy[:2], [*greedy[2:-1], (greedy[-1] + 1) % IDS])]
   answers = found(model, params, pairs)
   expected = [direct(model, params, *pair) for pair in pairs]

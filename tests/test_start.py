@@ -117,6 +117,6 @@ def test_what_does_not_fit_gpt2_is_named_by_field(words_config, tmp_path):
     run_lib.open_run(words_config, str(tmp_path / "run"))
   lines = str(error.value).split("\n")
   assert [line.split(":")[0] for line in lines] == [
-      f"config.{f}" for f in ("model.layers", "model.width", "model.block_size", "model.vocab_size", "model.bias", "model.tied_head",
-                              "init_from")]
+      f"config.{f}" for f in ("model.layers", "model.width", "model.block_size", "model.vocab_size", "model.bias",
+                              "model.tied_head", "init_from")]
   assert "set it to 2" in lines[0] and "set it to 8 or less" in lines[2] and "set it to 400 exactly" in lines[3]

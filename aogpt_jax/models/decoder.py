@@ -199,8 +199,8 @@ class Decoder(nn.Module):
 
   def _block_fields(self) -> dict[str, Any]:
     return dict(num_layers=self.layers) | {name: getattr(self, name) for name in (
-        "width", "heads", "gate_init", "target", "norm", "qk_norm", "activation", "bias", "weight_init", "block_size", "position_init",
-        "dtype", "param_dtype")}
+        "width", "heads", "gate_init", "target", "norm", "qk_norm", "activation", "bias", "weight_init", "block_size",
+        "position_init", "dtype", "param_dtype")}
 
   def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     """Logits of every entry.

@@ -42,7 +42,8 @@ def problems(theirs: gpt2.GPT2, config: ml_collections.ConfigDict) -> Iterator[s
     yield ("config.model.tied_head: True has no place for the bias of GPT-2's last norm with config.model.norm = rms; set it to "
            "False, or config.model.norm to layer.")
   if theirs.eps != _EPS:
-    yield f"config.init_from: the norms of this GPT-2 have an epsilon of {theirs.eps}, and the decoder's {_EPS}; give another one."
+    yield (f"config.init_from: the norms of this GPT-2 have an epsilon of {theirs.eps}, and the decoder's {_EPS}; give another "
+           "one.")
 
 
 def parameters(theirs: gpt2.GPT2, params: Any, ours: decoder.Decoder, shapes: Any, boundary_id: int) -> dict[str, np.ndarray]:
@@ -56,7 +57,7 @@ def parameters(theirs: gpt2.GPT2, params: Any, ours: decoder.Decoder, shapes: An
     boundary_id: of <|endoftext|>.
 
   Returns:
-    Path, such as "blocks/mlp/fc/kernel" -> float32 array, or of the parameter's own dtype; the table of adaLN's targets is not among
+    Path, such as "blocks/mlp/fc/kernel" -> array of the parameter's shape and dtype. The table of adaLN's targets is not among
     them, and stays as it is initialised.
   """
   shapes = traverse_util.flatten_dict(shapes, sep="/")
