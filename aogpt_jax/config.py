@@ -40,6 +40,11 @@ def default_config() -> ml_collections.ConfigDict:
       # context at 4 times the cost; of an encoder ao (RADD), whose known tokens are the beginning of such an
       # order, lambda_dce (MDLM, MD4) or score_entropy (SEDD), which mask each token by itself; see aogpt_jax/objectives.py.
       objective="any_order",
+      # What the parameters start from where the workdir has no checkpoint: those of the newest checkpoint of another WORKDIR, or of
+      # GPT-2 of Hugging Face as gpt2:NAME or gpt2:DIRECTORY; "": random.
+      init_from="",
+      init_weights="ema",  # ema | raw: which of that run's parameters
+      init_optimizer="reset",  # reset | kept: whether the moments of that run's optimiser are taken over
       model=c(
           architecture="decoder",  # of AO-GPT; or encoder, a masked diffusion model on the same blocks
           layers=12,  # L, transformer blocks
@@ -55,6 +60,7 @@ def default_config() -> ml_collections.ConfigDict:
           gate_init=0.0,  # initial bias of the adaLN gates; 0 is the paper's, 1 starts with open residual branches
           norm="rms",  # of the blocks and before the head: rms, or layer, as sigma-GPT
           qk_norm=True,  # RMSNorm on queries and keys
+          activation="gelu",  # of the MLP: gelu (exact), or gelu_tanh, its approximation in GPT-2
           tied_head=False,  # the head is the token table, without a bias, as sigma-GPT's
           bias=True,  # in all Dense layers and LayerNorms
           weight_init="truncated_normal",  # of kernels and embeddings: cut at 3 standard deviations; or normal, as sigma-GPT's
@@ -88,6 +94,10 @@ def default_config() -> ml_collections.ConfigDict:
       data=c(
           source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
           text_field="text",  # of a JSONL line or a TFDS example
+          # Of a JSONL line or CSV record that is an example: a prompt, given first, and a completion, which alone is learnt and
+          # scored. A prompt with blanks, as "The [[]] of", takes an answer for each from a list. "": there are documents.
+          prompt_field="",
+          completion_field="completion",
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
           test_split="",  # likewise
@@ -125,7 +135,9 @@ def default_config() -> ml_collections.ConfigDict:
           # What follows is of --mode=eval and of the evaluation after training, on all sequences.
           split="validation",  # train | validation | test
           limit=0,  # sequences, at most, spread evenly over the split; 0: all
-          source="",  # of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text
+          # Of another text to score, all of files:GLOB or this split of tfds:NAME; "": the run's own held-out text. Records are
+          # examples where the run's own are.
+          source="",
           ensemble=1,  # M, orders of each token's context over which its probability is averaged; 1: no ensemble
           gap=0,  # M, of the mixture in the gap to masked diffusion, at least 2; 0: no gap
           targets=0,  # tokens of each sequence whose contexts are permuted for these two, at random; 0: all, which is exact
@@ -295,6 +307,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("objective", sum(OBJECTIVES.values(), ())),
       ("model.target", ("adaln", "input", "layer_shared", "layer_distinct")),
       ("model.norm", ("rms", "layer")),
+      ("model.activation", ("gelu", "gelu_tanh")),
       ("model.weight_init", ("truncated_normal", "normal")),
       ("model.position_init", ("normal", "sinusoid")),
       ("model.remat", ("none", "dots", "full")),
@@ -307,6 +320,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       ("sample.top_p_rule", ("standard", "reference")),
       ("eval.split", ("train", "validation", "test")),
       ("eval.weights", ("ema", "raw")),
+      ("init_weights", ("ema", "raw")),
+      ("init_optimizer", ("reset", "kept")),
       ("eval.zero_shot.recipe", zero_shot.RECIPES),
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
@@ -341,6 +356,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
              'to its default, or preset to "".')
   if config.mesh.preset == "fsdp_tp" and axes["tensor"] == -1:
     yield "config.mesh.tensor: -1 leaves no devices to fsdp of config.mesh.preset = fsdp_tp; give a number, or take the preset tp."
+  if config.init_from.startswith("gpt2:") and config.init_optimizer == "kept":
+    yield (f"config.init_optimizer: is kept, and config.init_from = {config.init_from} has no optimiser's state; set it to "
+           "reset.")
   o = config.optimizer
   if o.warmup_steps >= o.decay_steps:
     yield (f"config.optimizer.warmup_steps: {o.warmup_steps} leaves no decay before config.optimizer.decay_steps = "
@@ -352,6 +370,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
   if not config.data.source:
     yield "config.data.source: is empty; give stdlib, stdlib_source, files:GLOB or tfds:NAME."
+  if config.data.prompt_field:
+    yield from _examples_misfits(config)
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
   if vocab_size and m.vocab_size < vocab_size:
     yield (f"config.model.vocab_size: {m.vocab_size} is below the {vocab_size} ids of "
@@ -403,6 +423,19 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       yield f"config.{field}: {e}"
 
 
+def _examples_misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
+  """Yields what does not fit data of prompts and completions."""
+  given = f"config.data.prompt_field = {config.data.prompt_field}"
+  if not config.data.source.startswith("files:"):
+    yield (f"config.data.prompt_field: {config.data.prompt_field} is of records in files, and config.data.source = "
+           f"{config.data.source}; give files:GLOB of .jsonl or .csv files.")
+  if not config.data.completion_field:
+    yield f"config.data.completion_field: is empty beside {given}; name the field of the completions."
+  if config.objective != "any_order":
+    yield f"config.objective: {config.objective} has no prompts, and {given}; set it to any_order."
+  for field, value, default in (("eval.ensemble", config.eval.ensemble, 1), ("eval.gap", config.eval.gap, 0)):
+    if value != default and not config.eval.zero_shot.datasets:
+      yield f"config.{field}: {value} is of texts without prompts, and {given}; set it to {default}."
 def attention_problem(model: ml_collections.ConfigDict, name: str) -> str:
   """Why an implementation of attention can't run the blocks of `config.model` on any device, with the fix; "" where it can."""
   head_dim = model.width // max(model.heads, 1)
@@ -428,8 +461,8 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
     if m.num_tokens:
       yield f"config.model.num_tokens: {m.num_tokens} is of an encoder, and {architecture}; set it to 0."
     return
-  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("tied_head", False), ("bias", True),
-                         ("weight_init", "truncated_normal")):
+  for field, default in (("target", "adaln"), ("norm", "rms"), ("qk_norm", True), ("activation", "gelu"),
+                         ("tied_head", False), ("bias", True), ("weight_init", "truncated_normal")):
     if m[field] != default:
       yield f"config.model.{field}: {m[field]} is of a decoder, and {architecture}; set it to {default}."
   if not m.num_tokens and config.data.tokenizer not in tokenizers.VOCAB_SIZES:  # a checkpoint is to do without the file

@@ -49,6 +49,32 @@ class Masks:
   level: jax.Array  # float32 [B], the noise level t
 
 
+@flax.struct.dataclass
+class Weighted:
+  orders: jax.Array  # int [B, T], what is given first and padding last
+  weights: jax.Array  # float32 [B, T], in this order: 0 for what is given and padding, else equal and 1 in the mean over all
+
+
+def unpack(batch: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+  """Tokens int [B, T], and of examples what each of them is: see orders.py; from int [B, T], or [B, 2, T] of examples."""
+  return (batch, None) if batch.ndim == 2 else (batch[:, 0], batch[:, 1])
+
+
+def weigh(orders: jax.Array, parts: jax.Array) -> Weighted:
+  """Orders of examples, from those drawn for their rows, and the weights with which the mean of nats is over what is predicted.
+
+  A batch of which nothing is predicted has weights of 0.
+  """
+  orders = orders_lib.by_parts(orders, parts)
+  counted = jnp.take_along_axis(parts, orders, axis=1) == orders_lib.PREDICTED
+  return Weighted(orders, counted * (counted.size / jnp.maximum(counted.sum(), 1)).astype(jnp.float32))
+
+
+def weighted_nll(model: nn.Module, params: Any, tokens: jax.Array, drawn: Weighted) -> jax.Array:
+  """Weighted nats of each entry, float32 [B, T]."""
+  return any_order_nll(model, params, tokens, drawn.orders) * drawn.weights
+
+
 def any_order_nll(model: nn.Module, params: Any, tokens: jax.Array, orders: jax.Array) -> jax.Array:
   """-log p(x_sigma(i) | x_sigma(<i)) of each entry i in nats, float32 [B, S] (arXiv 2506.19935).
 

@@ -281,6 +281,23 @@ def draw(spec: str, key: jax.Array, step: jax.Array | int, rows: jax.Array, leng
   return jax.vmap(lambda row: distribution(jax.random.fold_in(step_key, row), length))(rows)
 
 
+# What a token of a row is: given before all others; predicted, and what counts; or padding, which none of the others sees.
+GIVEN, PREDICTED, PADDING = 0, 1, 2
+
+
+def by_parts(orders: jax.Array, parts: jax.Array) -> jax.Array:
+  """The same orders with the given positions first, from left to right, and the padding last.
+
+  Args:
+    orders: int [B, T].
+    parts: int [B, T], by position, each GIVEN, PREDICTED or PADDING.
+  """
+  length = orders.shape[1]
+  part = jnp.take_along_axis(parts, orders, axis=1)
+  place = jnp.where(part == GIVEN, orders, jnp.arange(length))
+  return jnp.take_along_axis(orders, jnp.argsort(part * length + place, axis=1), axis=1)
+
+
 def within(orders: jax.Array, lengths: jax.Array) -> jax.Array:
   """The same orders with the positions past the end of each text last, so that no token of the text sees them.
 

@@ -16,10 +16,13 @@ from aogpt_jax import models
 from aogpt_jax import orders
 from aogpt_jax import sharding
 from aogpt_jax.data import packing
+from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 from aogpt_jax.sampling import prompts
+from aogpt_jax.training import checkpoints
 from aogpt_jax.training import optimizer
+from aogpt_jax.training import start
 from aogpt_jax.training import step
 
 
@@ -85,6 +88,8 @@ def open_run(config: ml_collections.ConfigDict, workdir: str, mode: str = "train
   if not cluster.shares(directory):
     raise OSError(f"--workdir={workdir}: is not one directory for all {jax.process_count()} processes; give one on a file system "
                   "that all hosts share.")
+  if mode in ("all", "train") and not checkpoints.is_there(directory):
+    start.check(config, model, tokenizer)
   if mode == "sample":
     return Run(config, directory, mesh, model, tokenizer, None, None, "", tuple(asked))
   for spec in config.eval.zero_shot.datasets if mode in ("all", "eval") else ():  # now, and not after the others are scored
@@ -139,8 +144,9 @@ def _other_text(config: ml_collections.ConfigDict, tokenizer: tokenizers.Tokeniz
   """The text of config.eval.source: all its documents, as the one split "train"."""
   data = config.data.copy_and_resolve_references()
   with data.unlocked():
-    data.update(source=config.eval.source, train_split=config.eval.split, validation_split="", test_split="",
-                validation_fraction=0.0, test_fraction=0.0)
+    # Where the run's own data are examples, records are examples too, and any other file is a document.
+    data.update(source=config.eval.source, prompt_field=data.prompt_field if sources.is_records(config.eval.source) else "",
+                train_split=config.eval.split, validation_split="", test_split="", validation_fraction=0.0, test_fraction=0.0)
   try:
     return _prepare(data, tokenizer, config.model.block_size)
   except ValueError as e:

@@ -33,7 +33,7 @@ def corpus(directory: str, megatokens: int) -> ml_collections.ConfigDict:
     text = " ".join(rng.choices(words, k=16000))[:100_000 - 1]
     (pathlib.Path(directory) / f"{i:05d}.txt").write_text(text)
   return ml_collections.ConfigDict(dict(
-      source=f"files:{directory}/*.txt", text_field="text", train_split="train", validation_split="", test_split="",
+      source=f"files:{directory}/*.txt", text_field="text", prompt_field="", train_split="train", validation_split="", test_split="",
       validation_fraction=0.05, test_fraction=0.0, tfds_data_dir="", cache_dir=f"{directory}/cache", workers=0))
 
 

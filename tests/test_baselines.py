@@ -12,7 +12,7 @@ def pack(tmp_path, text, block_size):
   """One document and its boundary, which the last block leaves out."""
   (tmp_path / "a.txt").write_text(text)
   config = ml_collections.ConfigDict(dict(
-      source=f"files:{tmp_path}/*.txt", text_field="text", validation_fraction=0.0, test_fraction=0.0,
+      source=f"files:{tmp_path}/*.txt", text_field="text", prompt_field="", validation_fraction=0.0, test_fraction=0.0,
       train_split="train", validation_split="", test_split="", cache_dir=str(tmp_path / "cache"), workers=0))
   return packing.prepare(config, tokenizers.load("bytes"), block_size)
 

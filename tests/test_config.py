@@ -17,6 +17,7 @@ from aogpt_jax import objectives
 CONFIGS = sorted((pathlib.Path(__file__).parent.parent / "configs").glob("*.py"))
 ABSURD_BUT_ALLOWED = {"model.gate_init"}  # a bias may be any number
 ENCODER = {"model.architecture": "encoder", "objective": "ao"}
+EXAMPLES = {"data.prompt_field": "q", "data.source": "files:a.jsonl"}
 INFINITE_BUT_ALLOWED = {"optimizer.clip_norm"}  # no clipping
 
 
@@ -126,6 +127,9 @@ def test_what_is_no_finite_number_is_refused_in_every_fractional_field(field, va
     ("model.architecture", "encodr", "decoder, encoder"),
     ("model.norm", "group", "rms, layer"),
     ("model.weight_init", "uniform", "truncated_normal, normal"),
+    ("model.activation", "relu", "gelu, gelu_tanh"),
+    ("init_weights", "both", "ema, raw"),
+    ("init_optimizer", "keep", "reset, kept"),
     ("objective", "elbo", "any_order, context_average, ao, lambda_dce, score_entropy"),
     ("eval.split", "valid", "train, validation, test"),
     ("eval.ensemble", 0, "at least 1"),
@@ -203,6 +207,12 @@ def test_what_changes_over_training_is_refused_where_there_is_no_training(field)
     (ENCODER | {"model.vocab_size": 50257}, ("model.vocab_size", "50257", "mask", "50304")),
     (ENCODER | {"eval.ensemble": 2}, ("eval.ensemble", "2", "encoder", "set it to 1")),
     (ENCODER | {"sample.contexts": 2}, ("sample.contexts", "2", "encoder", "set it to 1")),
+    (ENCODER | {"model.activation": "gelu_tanh"}, ("model.activation", "gelu_tanh", "decoder", "set it to gelu")),
+    ({"data.prompt_field": "q"}, ("data.prompt_field", "q", "data.source = tfds:huggingface:openwebtext", "files:GLOB")),
+    (EXAMPLES | {"objective": "context_average"}, ("objective", "context_average", "data.prompt_field = q", "any_order")),
+    (EXAMPLES | {"eval.gap": 8}, ("eval.gap", "8", "data.prompt_field = q", "set it to 0")),
+    (EXAMPLES | {"data.completion_field": ""}, ("data.completion_field", "data.prompt_field = q")),
+    ({"init_from": "gpt2:gpt2", "init_optimizer": "kept"}, ("init_optimizer", "kept", "init_from = gpt2:gpt2", "reset")),
     (ENCODER | {"objective": "score_entropy"}, ("orders", "mix(0.1)", "score_entropy", "uniform")),
 ])
 def test_fields_that_contradict_are_both_named(changes, named):

@@ -13,7 +13,7 @@ from aogpt_jax.data import sources
 
 def data_config(source, **fields):
   return ml_collections.ConfigDict(dict(
-      source=source, text_field="text", train_split="train", validation_split="", test_split="",
+      source=source, text_field="text", prompt_field="", train_split="train", validation_split="", test_split="",
       validation_fraction=0.2, test_fraction=0.2, tfds_data_dir="") | fields)
 
 

@@ -20,7 +20,7 @@ def packed(tmp_path_factory):
   directory = tmp_path_factory.mktemp("data")
   (directory / "a.jsonl").write_text("".join(f'{{"text": "{i:07d}"}}\n' for i in range(300)))
   config = ml_collections.ConfigDict(dict(
-      source=f"files:{directory}/a.jsonl", text_field="text", validation_fraction=0.2, test_fraction=0.2,
+      source=f"files:{directory}/a.jsonl", text_field="text", prompt_field="", validation_fraction=0.2, test_fraction=0.2,
       train_split="train", validation_split="", test_split="", cache_dir=str(directory / "cache"), workers=0))
   return packing.prepare(config, tokenizers.load("bytes"), T)
 

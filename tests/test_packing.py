@@ -21,7 +21,7 @@ from aogpt_jax.data import tokenizers
 
 def data_config(tmp_path, **fields):
   return ml_collections.ConfigDict(dict(
-      source=f"files:{tmp_path}/text/*", text_field="text", train_split="train", validation_split="", test_split="",
+      source=f"files:{tmp_path}/text/*", text_field="text", prompt_field="", train_split="train", validation_split="", test_split="",
       validation_fraction=0.2, test_fraction=0.2, tfds_data_dir="", tokenizer="bytes",
       cache_dir=str(tmp_path / "cache"), workers=0) | fields)
 

@@ -6,6 +6,7 @@ hosts. Every epoch is a new permutation.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+import math
 
 import grain
 import numpy as np
@@ -14,7 +15,7 @@ from aogpt_jax.data import packing
 
 
 class Rows:
-  """One split of a packed data set: a Grain random-access source of int32 [T] rows."""
+  """One split of a packed data set: a Grain random-access source of int32 [T] rows; of examples [2, T], tokens and parts."""
 
   def __init__(self, packed: packing.PackedDataset, split: str):
     if split not in packed.num_sequences:
@@ -25,7 +26,7 @@ class Rows:
     self._records = tfds.builder_from_directory(packed.directory).as_data_source(
         split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
     self._prefix = np.frombuffer(bytes.fromhex(packed.metadata["record_prefix"]), np.uint8)
-    self._dtype, self._block_size = packed.dtype, packed.block_size
+    self._dtype, self._shape = packed.dtype, packed.row_shape
 
   def __len__(self) -> int:
     return len(self._records)
@@ -36,16 +37,17 @@ class Rows:
     return self.read([index])[0]
 
   def read(self, indices) -> np.ndarray:
-    """Returns rows `indices`, int32 [n, T]; raises ValueError if a record is not a packed block."""
+    """Returns rows `indices`, int32 [n, T] or [n, 2, T]; raises ValueError if a record is not a packed block."""
     records = self._records.__getitems__([int(i) for i in indices])
-    width = len(self._prefix) + self._block_size * self._dtype.itemsize
+    width = len(self._prefix) + math.prod(self._shape) * self._dtype.itemsize
     if any(len(record) != width for record in records):
       raise ValueError(f"a record has not the {width} bytes of a packed block; delete the data set to prepare it again")
     # Every record is the same prefix and then the raw tokens (see packing.py): no need to parse a proto each.
     raw = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), width)
     if (raw[:, :len(self._prefix)] != self._prefix).any():
       raise ValueError("a record is no packed block; delete the data set to prepare it again")
-    return np.ascontiguousarray(raw[:, len(self._prefix):]).view(self._dtype).astype(np.int32)
+    rows = np.ascontiguousarray(raw[:, len(self._prefix):]).view(self._dtype).astype(np.int32)
+    return rows.reshape(-1, *self._shape)
 
 
 class TrainBatches(Iterator[np.ndarray]):
@@ -91,7 +93,7 @@ def train_batches(
     split: whose rows.
 
   Returns:
-    An iterator of int32 [b, T] rows. What goes wrong in a thread is raised by its next().
+    An iterator of int32 [b, T] rows, or of [b, 2, T] of examples. What goes wrong in a thread is raised by its next().
 
   Raises:
     ValueError: an argument is out of range.
@@ -123,7 +125,7 @@ def eval_batches(
     max_sequences: int = 0,
     local: Sequence[int] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-  """Yields this host's (tokens int32 [b, T], lengths int32 [b]) over a split, in a fixed order.
+  """Yields this host's (tokens int32 [b, T], lengths int32 [b]) over a split, in a fixed order; of examples [b, 2, T].
 
   A row's length is how many of its tokens are text: T, or 0 for the rows of zeros with which the last batches are filled up.
   Every host gets the same number of batches.
@@ -139,14 +141,13 @@ def eval_batches(
   indices = evenly_spread(len(rows), max_sequences)
   lengths = np.full(len(indices), packed.block_size, np.int32)
   read = lambda chosen: rows.read(indices[chosen])
-  yield from batches_of(read, lengths, packed.block_size, batch_size=batch_size, local=local)
+  yield from batches_of(read, lengths, *packed.row_shape, batch_size=batch_size, local=local)
 
 
 def batches_of(
     read: Callable[[np.ndarray], np.ndarray],
     lengths: np.ndarray,
-    block_size: int,
-    *,
+    *row_shape: int,
     batch_size: int,
     local: Sequence[int] = (),
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -155,14 +156,14 @@ def batches_of(
   Args:
     read: rows of n numbers from 0..N-1, int32 [n, T].
     lengths: int32 [N], how many tokens of each row are text.
-    block_size: T.
+    row_shape: T; or 2, T.
     batch_size, local: as for `eval_batches`.
   """
   local = _local(batch_size, local)
   for start in range(0, len(lengths), batch_size):
     there = start + local < len(lengths)
     chosen = (start + local)[there]
-    tokens, length = np.zeros((len(local), block_size), np.int32), np.zeros(len(local), np.int32)
+    tokens, length = np.zeros((len(local), *row_shape), np.int32), np.zeros(len(local), np.int32)
     if len(chosen):
       tokens[there], length[there] = read(chosen), lengths[chosen]
     yield tokens, length

@@ -7,7 +7,11 @@ stream is cut into blocks of T; the last < T tokens of a split are dropped and c
   CACHE_DIR/NAME/building  parts of an unfinished preparation
   CACHE_DIR/NAME/lock      held while one process prepares
 
-where NAME ends in a hash of all that determines the tokens, so other text, tokenizer or T is another data set.
+Where a part of each document is given (examples, see sources.py), each has a block of its own instead: [2, T], tokens above and
+below them what each is, given, predicted or padding (orders.py). The boundary follows, and is predicted, where the end of the text
+is; examples of more than T tokens are left out and counted.
+
+NAME ends in a hash of all that determines the tokens, so other text, tokenizer or T is another data set.
 
 Preparation has two stages. Tokenise: the document stream is cut into parts of about PART_CHARS characters and
 each part becomes one file. Pack: the parts are cut into blocks and written as shards. Files appear under their
@@ -22,6 +26,7 @@ import dataclasses
 import fcntl
 import hashlib
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -33,6 +38,7 @@ from pathlib import Path
 from absl import logging
 import numpy as np
 
+from aogpt_jax import orders
 from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
 
@@ -54,7 +60,7 @@ class PackedDataset:
     num_sequences: split -> number of blocks; splits without any are absent.
     metadata: what metadata.json holds: tokenizer, vocab_size, boundary_id, dtype, fingerprints, and per split
       the counts documents, empty_documents, tokens (boundaries included), bytes (UTF-8, without boundaries),
-      sequences, dropped_tokens.
+      sequences, dropped_tokens; of examples also long_documents, which are left out.
   """
 
   directory: Path
@@ -66,6 +72,11 @@ class PackedDataset:
   def dtype(self) -> np.dtype:
     """Of the stored tokens: uint16 or uint32."""
     return np.dtype(self.metadata["dtype"])
+
+  @property
+  def row_shape(self) -> tuple[int, ...]:
+    """[T]; [2, T] of examples, tokens and parts."""
+    return (2, self.block_size) if self.metadata.get("examples") else (self.block_size,)
 
 
 def prepare(
@@ -104,11 +115,15 @@ def prepare(
   with _lock(root / "lock", progress):
     if not directory.exists():  # Another process may have finished it while this one waited.
       building = root / "building"
-      parts = _tokenise(source, tokenizer, building, config.workers, part_chars, _Progress(progress))
+      parts = _tokenise(source, tokenizer, building, config.workers, part_chars, _Progress(progress), block_size)
       staged = building / VERSION
       _pack(parts, source, tokenizer, block_size, staged, name, config, shard_bytes, _Progress(progress))
       os.rename(staged, directory)
       shutil.rmtree(building)
+      splits = load(directory).metadata["splits"].values()
+      if left_out := sum(count.get("long_documents", 0) for count in splits):
+        progress(f"{left_out} of {left_out + sum(count['documents'] for count in splits)} examples have more than {block_size} "
+                 "tokens and are left out")
   return load(directory)
 
 
@@ -176,7 +191,7 @@ class _Progress:
 # --- stage 1: tokenise ------------------------------------------------------------------------------
 
 
-def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, progress) -> list[dict]:
+def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, progress, block_size: int) -> list[dict]:
   """Writes the missing parts and returns the records of all, in order."""
   # Parts of another size have other boundaries and cannot be mixed.
   directory = building / f"parts_{part_chars}"
@@ -190,18 +205,18 @@ def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, 
       for index, documents in _parts(source, start, finished, part_chars, progress)
       # Workers finish out of order, so a later part may be there already.
       if _part_record(directory, index) is None)
-  _run(jobs, tokenizer, workers)
+  _run(jobs, tokenizer, workers, block_size if source.has_examples else 0)
   parts = []
   while (record := _part_record(directory, len(parts))) is not None:
     parts.append(record)
   return parts
 
 
-def _parts(source, start: int, index: int, part_chars: int, progress) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-  """Groups the documents from number `start` on: yields (index, [(split, text)])."""
+def _parts(source, start: int, index: int, part_chars: int, progress) -> Iterator[tuple[int, list[tuple]]]:
+  """Groups the documents from number `start` on: yields (index, [(split, text or pieces)])."""
   documents, chars = [], 0
   for document in source.stream(start):
-    documents.append((document.split, document.text))
+    documents.append((document.split, document.pieces if source.has_examples else document.text))
     chars += len(document.text)
     progress(f"tokenising {source.name}", document.fraction)
     if chars >= part_chars:
@@ -211,17 +226,17 @@ def _parts(source, start: int, index: int, part_chars: int, progress) -> Iterato
     yield index, documents
 
 
-def _run(jobs, tokenizer: tokenizers.Tokenizer, workers: int):
-  """Writes a part per job, in this process or in `workers` others."""
+def _run(jobs, tokenizer: tokenizers.Tokenizer, workers: int, block_size: int):
+  """Writes a part per job, in this process or in `workers` others; `block_size` as for _write_part."""
   if not workers:
     for directory, index, documents in jobs:
-      _write_part(directory, index, documents, tokenizer)
+      _write_part(directory, index, documents, tokenizer, block_size)
     return
   with concurrent.futures.ProcessPoolExecutor(
       workers, multiprocessing.get_context("spawn"), _start_worker, (tokenizer.spec,)) as pool:
     pending = collections.deque()
     for job in jobs:
-      pending.append(pool.submit(_work, *job))
+      pending.append(pool.submit(_work, *job, block_size))
       if len(pending) > 2 * workers:  # Bounds the text held in memory.
         pending.popleft().result()
     for future in pending:
@@ -243,12 +258,18 @@ def _start_worker(spec: str):
   threading.Thread(target=exit_with_parent, daemon=True).start()
 
 
-def _work(directory: Path, index: int, documents: list[tuple[str, str]]):
-  _write_part(directory, index, documents, _worker_tokenizer)
+def _work(directory: Path, index: int, documents: list[tuple], block_size: int):
+  _write_part(directory, index, documents, _worker_tokenizer, block_size)
 
 
-def _write_part(directory: Path, index: int, documents: list[tuple[str, str]], tokenizer: tokenizers.Tokenizer):
-  """Writes the part's tokens, split after split, then the record that says the part is complete."""
+def _write_part(directory: Path, index: int, documents: list[tuple], tokenizer: tokenizers.Tokenizer, block_size: int):
+  """Writes the part's tokens, split after split, then the record that says the part is complete.
+
+  Of examples, the documents are pieces, and `block_size` is that of their rows; of texts it is 0.
+  """
+  if block_size:
+    _write_examples(directory, index, documents, tokenizer, block_size)
+    return
   boundary = np.asarray([tokenizer.boundary_id], tokenizer.dtype)
   tokens = {split: [] for split in sources.SPLITS}
   counts = {split: dict(documents=0, empty_documents=0, tokens=0, bytes=0) for split in sources.SPLITS}
@@ -262,10 +283,41 @@ def _write_part(directory: Path, index: int, documents: list[tuple[str, str]], t
     count["documents"] += 1
     count["tokens"] += len(ids) + 1
     count["bytes"] += len(text.encode())
+  _write_tokens(directory, index, tokens, counts, len(documents))
+
+
+def _write_examples(directory: Path, index: int, documents: list[tuple], tokenizer: tokenizers.Tokenizer, block_size: int):
+  """The same for examples: a row of tokens, and of what each is, for each."""
+  rows = {split: [] for split in sources.SPLITS}
+  counts = {split: dict(documents=0, empty_documents=0, long_documents=0, tokens=0, bytes=0, sequences=0)
+            for split in sources.SPLITS}
+  for split, pieces in documents:
+    ids = [tokenizer.encode(text) for text, _ in pieces]
+    parts = [np.full(len(x), orders.GIVEN if given else orders.PREDICTED) for x, (_, given) in zip(ids, pieces)]
+    if pieces and not pieces[-1][1]:
+      ids, parts = [*ids, [tokenizer.boundary_id]], [*parts, [orders.PREDICTED]]
+    length, count = sum(map(len, ids)), counts[split]
+    if all(given for _, given in pieces):
+      count["empty_documents"] += 1
+    elif length > block_size:
+      count["long_documents"] += 1
+    else:
+      row = np.zeros((2, block_size), tokenizer.dtype)
+      row[1] = orders.PADDING
+      row[:, :length] = np.concatenate(ids), np.concatenate(parts)
+      rows[split].append(row)
+      count["documents"] += 1
+      count["sequences"] += 1
+      count["tokens"] += length
+      count["bytes"] += sum(len(text.encode()) for text, _ in pieces)
+  _write_tokens(directory, index, rows, counts, len(documents))
+
+
+def _write_tokens(directory: Path, index: int, tokens: dict[str, list[np.ndarray]], counts: dict[str, dict], documents: int):
   data = b"".join(ids.tobytes() for split in sources.SPLITS for ids in tokens[split])
   path = directory / f"{index:06d}.tokens"
   _write_atomically(path, data)
-  record = dict(path=path.name, stream_documents=len(documents), splits=counts)
+  record = dict(path=path.name, stream_documents=documents, splits=counts)
   _write_atomically(directory / f"{index:06d}.json", json.dumps(record).encode())
 
 
@@ -294,12 +346,14 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
   """Cuts the parts into blocks and writes them as a TFDS data set."""
   import tensorflow_datasets as tfds
   counts = _count(parts, block_size, config)
+  shape = (2, block_size) if source.has_examples else (block_size,)
   directory.mkdir(parents=True, exist_ok=True)
   features = tfds.features.FeaturesDict({
-      "tokens": tfds.features.Tensor(shape=(block_size,), dtype=tokenizer.dtype.type, encoding="bytes")})
+      "tokens": tfds.features.Tensor(shape=shape, dtype=tokenizer.dtype.type, encoding="bytes")})
   # With encoding="bytes" and a fixed shape every record is the same few bytes followed by the tokens.
-  row_bytes = block_size * tokenizer.dtype.itemsize
-  prefix = features.serialize_example({"tokens": np.zeros(block_size, tokenizer.dtype)})[:-row_bytes]
+  row = math.prod(shape)
+  row_bytes = row * tokenizer.dtype.itemsize
+  prefix = features.serialize_example({"tokens": np.zeros(shape, tokenizer.dtype)})[:-row_bytes]
   per_shard = max(shard_bytes // (len(prefix) + row_bytes), 1)
   split_infos, shards = [], {}
   total = sum(c["sequences"] for c in counts.values())
@@ -315,7 +369,7 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
     for shard, (start, length) in enumerate(zip(starts, lengths)):
       path = Path(template.sharded_filepath(shard_index=shard, num_shards=len(lengths)))
       if not path.exists():
-        _write_shard(path, prefix, _rows(parts, split, tokenizer.dtype, block_size, start, length))
+        _write_shard(path, prefix, _rows(parts, split, tokenizer.dtype, row, start, length))
       shards[path.name] = path.stat().st_size
       done += length
       progress(f"packing {source.name}", done / total)
@@ -334,6 +388,7 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
       splits=counts,
       record_prefix=prefix.hex(),
       shards=shards,
+      **(dict(examples=True) if source.has_examples else {}),
   )
   tfds.folder_dataset.write_metadata(
       data_dir=directory,
@@ -350,9 +405,11 @@ def _count(parts: list[dict], block_size: int, config) -> dict[str, dict[str, in
   """Sums the parts' counts per split; raises a ValueError if a wanted split has less than one block."""
   counts = {}
   for split in sources.SPLITS:
-    count = {key: sum(part["splits"][split][key] for part in parts)
-             for key in ("documents", "empty_documents", "tokens", "bytes")}
-    count["sequences"], count["dropped_tokens"] = divmod(count["tokens"], block_size)
+    count = {key: sum(part["splits"][split][key] for part in parts) for key in parts[0]["splits"][split]}
+    if "sequences" in count:  # of examples
+      count["dropped_tokens"] = 0
+    else:
+      count["sequences"], count["dropped_tokens"] = divmod(count["tokens"], block_size)
     counts[split] = count
   for split, count in counts.items():
     wanted = split == "train" or config[f"{split}_fraction"] > 0 or (
@@ -363,6 +420,11 @@ def _count(parts: list[dict], block_size: int, config) -> dict[str, dict[str, in
       if sum(c["documents"] for c in counts.values()) < len(sources.SPLITS):
         # A text file is one document, and documents are held out whole: no fraction splits a single one.
         fix = "give more documents: several text files, or a .jsonl file with a document per line"
+      if "long_documents" in count:
+        raise ValueError(
+            f"data.source={config.source!r}: its {split} split has no examples of at most {block_size} tokens, and "
+            f"{count['long_documents']} of more; give more examples, raise the block size" + (
+                "" if split == "train" else f" or data.{split}_fraction"))
       raise ValueError(
           f"data.source={config.source!r}: its {split} split is smaller than one block of {block_size} tokens "
           f"({sizes}); {fix} or lower the block size")
@@ -370,12 +432,13 @@ def _count(parts: list[dict], block_size: int, config) -> dict[str, dict[str, in
 
 
 def _rows(parts, split: str, dtype: np.dtype, block_size: int, start: int, length: int) -> Iterator[np.ndarray]:
-  """Yields blocks start .. start+length-1 of a split, [T] each."""
+  """Yields blocks start .. start+length-1 of a split, [T] each, or [2 T] of examples, for which `block_size` is 2 T."""
   first, last = start * block_size, (start + length) * block_size  # in tokens of the split
   carry = np.zeros(0, dtype)
   position = 0
   for part in parts:
-    sizes = [part["splits"][s]["tokens"] for s in sources.SPLITS]
+    counts = (part["splits"][s] for s in sources.SPLITS)
+    sizes = [count["sequences"] * block_size if "sequences" in count else count["tokens"] for count in counts]
     size = sizes[sources.SPLITS.index(split)]
     begin, end = max(first - position, 0), min(last - position, size)
     position += size

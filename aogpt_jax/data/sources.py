@@ -36,7 +36,7 @@ import urllib.request
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from google.protobuf import json_format
 
@@ -49,12 +49,16 @@ _HASH_CONTENT_BELOW = 1 << 30
 
 
 class Document(NamedTuple):
-  """One text. `fraction` in (0, 1] says how far through the source its end is, for progress reports."""
+  """One text. `fraction` in (0, 1] says how far through the source its end is, for progress reports.
+
+  An example, of which a part is given, has its text in pieces too, each with whether it is given.
+  """
 
   split: str
   id: str
   text: str
   fraction: float
+  pieces: tuple[tuple[str, bool], ...] = ()
 
 
 class Source:
@@ -64,11 +68,13 @@ class Source:
     name: readable, fit for a directory name.
     fingerprint: sha256 hex digest; changes when any document, its order or its split may have changed.
     is_shuffled: whether documents are in another order than the data set was published in.
+    has_examples: whether documents are examples, in pieces of which some are given.
   """
 
   name: str
   fingerprint: str
   is_shuffled: bool = False
+  has_examples: bool = False
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     """Yields all documents of all splits in a fixed order, from number `start` on; texts may be empty."""
@@ -278,8 +284,16 @@ _RECORDS = {".jsonl": "json", ".ndjson": "json", ".csv": "csv", ".tsv": "csv"}
 _LONGEST_FIELD = 1 << 30  # characters of a CSV field; the csv module's own limit is 131,072
 
 
+# In a prompt; the number, which says how many tokens are to be drawn where a prompt is sampled, may be left out.
+_BLANK = re.compile(r"\[\[\d*\]\]")
+
+
 class Files(Source):
-  """Local files by glob: a document per record of .jsonl, .ndjson, .csv and .tsv, or per line; any other file is one document."""
+  """Local files by glob: a document per record of .jsonl, .ndjson, .csv and .tsv, or per line; any other file is one document.
+
+  With `prompt_field`, each record is an example: the prompt, which is given, and behind it the completion; or the prompt with the
+  texts of the completion in place of its blanks. Those of one prompt are in one split.
+  """
 
   def __init__(self, config, pattern: str, by_lines: bool = False):
     paths = glob.glob(os.path.expanduser(pattern), recursive=True)
@@ -295,10 +309,16 @@ class Files(Source):
     stem = re.sub(r"[^a-z0-9]+", "_", Path(self._paths[0]).name.split(".")[0].lower()).strip("_")
     self.name = f"files_{stem}" if stem else "files"
     self._text_field = config.text_field
+    self._fields = (config.prompt_field, config.completion_field) if config.prompt_field else ()
+    self.has_examples = bool(self._fields)
+    for path in self._paths if self.has_examples else ():
+      if by_lines or not is_records(path):
+        raise ValueError(f"{path}: has no records with the field data.prompt_field={config.prompt_field!r}; give "
+                         f"'files:GLOB' of {', '.join(_RECORDS)}")
     self._fractions = (config.validation_fraction, config.test_fraction)
-    self.fingerprint = _fingerprint(
-        {"source": "files", "fractions": self._fractions, "text_field": self._text_field,
-         "kinds": [self._kind(path) for path in self._paths]}, self._paths)
+    settings = {"source": "files", "fractions": self._fractions, "text_field": self._text_field,
+                "kinds": [self._kind(path) for path in self._paths]}
+    self.fingerprint = _fingerprint(settings | ({"fields": self._fields} if self._fields else {}), self._paths)
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     total = sum(os.path.getsize(path) for path in self._paths) or 1
@@ -307,7 +327,11 @@ class Files(Source):
       size = os.path.getsize(path)
       for key, text, fraction in self._file(path):
         if number >= start:
-          yield Document(held_out_split(text, *self._fractions), key, text, (done + fraction * size) / total)
+          pieces = text if self.has_examples else ()
+          text = "".join(piece for piece, _ in pieces) if pieces else text
+          # By what is given alone: the same question is not both learnt and asked.
+          prompt = "".join(piece for piece, given in pieces if given)
+          yield Document(held_out_split(prompt or text, *self._fractions), key, text, (done + fraction * size) / total, pieces)
         number += 1
       done += size
 
@@ -315,8 +339,8 @@ class Files(Source):
     """text, lines, json or csv."""
     return "lines" if self._by_lines else _RECORDS.get(_ending(path), "text")
 
-  def _file(self, path: str) -> Iterator[tuple[str, str, float]]:
-    """Yields (id, text, fraction of the file read)."""
+  def _file(self, path: str) -> Iterator[tuple[str, Any, float]]:
+    """Yields (id, text or pieces, fraction of the file read)."""
     size, kind = os.path.getsize(path) or 1, self._kind(path)
     with open(path, "rb") as raw, (gzip.open(raw) if path.endswith(".gz") else raw) as f:
       try:
@@ -337,7 +361,7 @@ class Files(Source):
       if kind == "lines":
         yield where, text.rstrip("\r\n")
       elif text.strip():
-        yield where, self._json_text(text, where)
+        yield where, self._of_json(text, where)
 
   def _csv(self, file, path: str) -> Iterator[tuple[str, str]]:
     text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
@@ -346,11 +370,12 @@ class Files(Source):
     try:
       for record in reader:
         where = f"{path}:{reader.line_num}"
-        value = self._field(record, where)
-        if value is None:
+        values = [self._field(record, field, where) for field in self._fields or (self._text_field,)]
+        if None in values:
           raise ValueError(f"{where}: has {len([v for v in record.values() if v is not None])} columns and none for the field "
-                           f"{self._text_field!r}; each record needs all columns of the first line")
-        yield where, value
+                           f"{(self._fields or (self._text_field,))[values.index(None)]!r}; each record needs all columns of the "
+                           "first line")
+        yield where, _pieces(*values, where) if self._fields else values[0]
     except csv.Error as e:
       raise ValueError(f"{path}:{reader.line_num}: not CSV ({e}); quote fields that hold quotes or line ends") from None
     except UnicodeDecodeError as e:
@@ -359,28 +384,47 @@ class Files(Source):
     finally:
       text.detach()
 
-  def _field(self, record: dict, where: str):
-    if self._text_field not in record:
-      raise ValueError(
-          f"{where}: no field {self._text_field!r}; it has {sorted(filter(None, record))}: set data.text_field to one of these")
-    return record[self._text_field]
+  def _field(self, record: dict, field: str, where: str):
+    if field not in record:
+      ours = dict(zip(self._fields, ("prompt_field", "completion_field"))).get(field, "text_field")
+      raise ValueError(f"{where}: no field {field!r}; it has {sorted(filter(None, record))}: set data.{ours} to one of these")
+    return record[field]
 
-  def _json_text(self, line: str, where: str) -> str:
+  def _of_json(self, line: str, where: str) -> str | tuple[tuple[str, bool], ...]:
+    """The text or the pieces of a record."""
     try:
       record = json.loads(line)
     except json.JSONDecodeError as e:
       raise ValueError(f"{where}: not JSON ({e.msg} at column {e.colno}); each line must be one object") from None
     if not isinstance(record, dict):
-      raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object with the field {self._text_field!r}")
-    text = self._field(record, where)
-    if not isinstance(text, str):
-      raise ValueError(f"{where}: field {self._text_field!r} holds a {type(text).__name__}, not a string")
-    try:
-      text.encode()
-    except UnicodeEncodeError:
-      raise ValueError(f"{where}: field {self._text_field!r} holds half a surrogate pair (\\ud800..\\udfff), which "
-                       "is no text; repair the escape") from None
-    return text
+      raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object with the field "
+                       f"{(self._fields or (self._text_field,))[0]!r}")
+    values = []
+    for field in self._fields or (self._text_field,):
+      value = self._field(record, field, where)
+      texts = value if isinstance(value, list) and values else [value]  # a completion may be one text for each blank
+      for text in texts:
+        if not isinstance(text, str):
+          raise ValueError(f"{where}: field {field!r} holds a {type(text).__name__}, not a string")
+        try:
+          text.encode()
+        except UnicodeEncodeError:
+          raise ValueError(f"{where}: field {field!r} holds half a surrogate pair (\\ud800..\\udfff), which is no text; repair "
+                           "the escape") from None
+      values.append(value)
+    return _pieces(*values, where) if self._fields else values[0]
+
+
+def _pieces(prompt: str, completion: str | list[str], where: str) -> tuple[tuple[str, bool], ...]:
+  """(text, whether it is given) of a prompt with its completion behind it or its blanks filled; none is empty."""
+  between, answers = _BLANK.split(prompt), [completion] if isinstance(completion, str) else completion
+  if len(answers) != max(len(between) - 1, 1):
+    raise ValueError(f"{where}: the prompt has {len(between) - 1} blanks and the completion {len(answers)} texts; give one for "
+                     "each blank, or one for a prompt without blanks")
+  pieces = []
+  for i, text in enumerate(between):
+    pieces += [(text, True), *((answer, False) for answer in answers[i : i + 1])]
+  return tuple(piece for piece in pieces if piece[0])
 
 
 def is_records(path: str) -> bool:

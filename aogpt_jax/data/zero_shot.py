@@ -208,7 +208,8 @@ def source(spec: str, config: ml_collections.ConfigDict, recipe: ml_collections.
     where = f"{'files' if sources.is_records(where) else dataset.kind}:{where}"
   data = config.copy_and_resolve_references()
   with data.unlocked():
-    data.update(source=where, text_field=dataset.text_field, train_split=split(name, recipe), validation_split="", test_split="",
+    data.update(source=where, text_field=dataset.text_field, prompt_field="",
+                train_split=split(name, recipe), validation_split="", test_split="",
                 validation_fraction=0.0, test_fraction=0.0)
   return sources.documents(data)
 

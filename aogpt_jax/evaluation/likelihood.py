@@ -53,7 +53,7 @@ def evaluate(
     model: a decoder, or an encoder, which needs T passes for an order.
     params: its parameters, sharded over `mesh`.
     batches: this process's rows, as `loader.eval_batches` yields them: tokens int32 [b, T] and lengths int32 [b], how many tokens
-      of a row are text.
+      of a row are text; of examples, tokens and parts int32 [b, 2, T], of which what is predicted is scored.
     mesh: from `sharding.make_mesh`.
     token_bytes: int32 [V'], bytes that each token stands for.
     repeats: name of a distribution (see `orders.parse`) -> orders drawn per sequence.
@@ -134,15 +134,24 @@ def nll_of_mean(nll: np.ndarray, axis: int = -1) -> np.ndarray:
 @functools.partial(jax.jit, static_argnames=("model", "mesh", "plan", "masks", "seed"))
 def _score(model, mesh, plan, masks, seed, params, tokens, lengths, first_row, token_bytes):
   """Summed nats [R, B] over all orders of the plan and then over the masks, lengths [B] and bytes [B], on every process."""
+  tokens, parts = objectives.unpack(tokens)
   batch, length = tokens.shape
+  if parts is None:
+    is_text = jnp.arange(length) < lengths[:, None]
+    arranged = lambda sigma_BT: orders.within(sigma_BT, lengths)
+  else:
+    is_text = (parts == orders.PREDICTED) & (lengths > 0)[:, None]
+    arranged = lambda sigma_BT: orders.by_parts(sigma_BT, parts)
+    lengths = is_text.sum(axis=1)
   rows = jax.lax.with_sharding_constraint(first_row + jnp.arange(batch), sharding.batch_sharding(mesh))
   key = orders.root_key(seed)
   sigma = [orders.draw(spec, key, r, rows, length) for spec, count in plan for r in range(count)]
 
   def score(sigma_BT):
+    sigma_BT = arranged(sigma_BT)
     with sharding.on_mesh(mesh):
-      nll_BT = objectives.any_order_nll(model, params, tokens, orders.within(sigma_BT, lengths))
-    return jnp.where(is_text, nll_BT, 0.0).sum(axis=1)  # the padding is last, in an order as in the text
+      nll_BT = objectives.any_order_nll(model, params, tokens, sigma_BT)
+    return jnp.where(jnp.take_along_axis(is_text, sigma_BT, axis=1), nll_BT, 0.0).sum(axis=1)
 
   def estimate(r):
     sigma_BT = orders.within(orders.draw("uniform", key, r, rows, length), lengths)
@@ -151,7 +160,6 @@ def _score(model, mesh, plan, masks, seed, params, tokens, lengths, first_row, t
       nll_BT = objectives.nll_given_rest(model, params, tokens, masked)
     return jnp.where(is_text & masked, nll_BT, 0.0).sum(axis=1) * lengths / count
 
-  is_text = jnp.arange(length) < lengths[:, None]
   nats = [jax.lax.map(score, jnp.stack(sigma))] if sigma else []
   nats += [jax.lax.map(estimate, jnp.arange(masks))] if masks else []
   out = jnp.concatenate(nats), lengths, jnp.where(is_text, token_bytes[tokens], 0).sum(axis=1)

@@ -77,6 +77,7 @@ class Block(nn.Module):
   target: str = "adaln"
   norm: str = "rms"
   qk_norm: bool = True
+  activation: str = "gelu"
   bias: bool = True
   weight_init: str = "truncated_normal"
   block_size: int = 0  # T, rows of the block's own table of targets where it has one,
@@ -96,7 +97,7 @@ class Block(nn.Module):
     self.attention = layers.Attention(
         heads=self.heads, causal=self.causal, qk_norm=self.qk_norm, backend=self.backend, **branch)
     self.norm2 = _norm(self.norm, self.bias, **kw)
-    self.mlp = layers.MLP(**branch)
+    self.mlp = layers.MLP(activation=self.activation, **branch)
 
   def __call__(
       self, x_BSD: jax.Array, cond_TC: jax.Array | None, targets: jax.Array | None
@@ -168,6 +169,7 @@ class Decoder(nn.Module):
   gate_init: float
   norm: str
   qk_norm: bool
+  activation: str
   tied_head: bool
   bias: bool
   weight_init: str
@@ -201,8 +203,8 @@ class Decoder(nn.Module):
 
   def _block_fields(self) -> dict[str, Any]:
     return dict(num_layers=self.layers) | {name: getattr(self, name) for name in (
-        "width", "heads", "gate_init", "target", "norm", "qk_norm", "bias", "weight_init", "block_size", "position_init", "dtype",
-        "param_dtype", "backend")}
+        "width", "heads", "gate_init", "target", "norm", "qk_norm", "activation", "bias", "weight_init", "block_size",
+        "position_init", "dtype", "param_dtype", "backend")}
 
   def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     """Logits of every entry.

@@ -113,10 +113,7 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
     ValueError: the files are of another network, or parameters are missing, unexpected or of the wrong shape.
   """
   hugging_face.require_safetensors(name)
-  directory = pathlib.Path(name).expanduser()
-  if not directory.is_dir():
-    directory = _download(name)
-  model = _model(directory / "config.json", dtype)
+  model, directory = describe(name, dtype)
   tensors = {}
   files = sorted(directory.glob("*.safetensors"))
   if not files:
@@ -129,6 +126,14 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
       if not _BUFFER.fullmatch(short):
         tensors[short] = x.astype(np.float32)
   return model, _params(model, tensors, directory)
+
+
+def describe(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, pathlib.Path]:
+  """The Linen module of a GPT-2 and the directory of its files; arguments and errors as those of `load`, but reads no weights."""
+  directory = pathlib.Path(name).expanduser()
+  if not directory.is_dir():
+    directory = _download(name)
+  return _model(directory / "config.json", dtype), directory
 
 
 def fingerprint(model: GPT2, params: Any) -> str:

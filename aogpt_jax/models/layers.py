@@ -30,6 +30,13 @@ INITS: dict[str, Callable[[float], nn.initializers.Initializer]] = {
 }
 
 
+# Of the MLP, by `config.model.activation`.
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": lambda h: 0.5 * h * (1 + jax.lax.erf(h * 0.5**0.5)),  # jax.nn.gelu goes by erfc, which takes longer
+    "gelu_tanh": lambda h: jax.nn.gelu(h, approximate=True),
+}
+
+
 def sinusoids(rms: float) -> nn.initializers.Initializer:
   """Row p is the sines and cosines of p (Vaswani et al., arXiv 1706.03762, section 3.5), of this root mean square.
 
@@ -238,12 +245,13 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-  """D -> 4D -> D with the exact (erf) GELU."""
+  """D -> 4D -> D with the exact (erf) GELU, or its approximation by tanh, which GPT-2 has."""
 
   width: int
   num_layers: int
   dtype: Any
   param_dtype: Any
+  activation: str = "gelu"
   bias: bool = True
   weight_init: str = "truncated_normal"
 
@@ -251,6 +259,6 @@ class MLP(nn.Module):
   def __call__(self, x_BSD: jax.Array) -> jax.Array:
     kw = dict(dtype=self.dtype, param_dtype=self.param_dtype, bias=self.bias, weight_init=self.weight_init)
     h = Dense((4 * self.width,), ("embed", "mlp"), name="fc", **kw)(x_BSD)
-    h = 0.5 * h * (1 + jax.lax.erf(h * 0.5**0.5))  # jax.nn.gelu goes by erfc, which takes longer
+    h = ACTIVATIONS[self.activation](h)
     std = INIT_STD / (2 * self.num_layers) ** 0.5
     return Dense((self.width,), ("mlp", "embed"), std=std, name="out", **kw)(h)

@@ -159,6 +159,51 @@ def load_tokenizer(directory: str | pathlib.Path) -> tokenizers.Tokenizer:
   return tokenizers.load(config.data.tokenizer)
 
 
+def describe(directory: str | pathlib.Path) -> tuple[ml_collections.ConfigDict, bool]:
+  """The config of a run's newest checkpoint, and whether that has an optimiser's state.
+
+  Raises:
+    OSError: there is no checkpoint, or none whose config can be read.
+  """
+  with _open(directory) as manager:
+    step, config, _ = _newest_restorable(manager, lambda step: _restore_config(manager, step))
+    return config, (manager.directory / str(step) / "optimizer").is_dir()
+
+
+def load_start(directory: str | pathlib.Path, shapes: step_lib.TrainState, weights: str) -> tuple[Any, Any]:
+  """What another run starts from: one of WEIGHTS of a run's newest checkpoint, and its optimiser's state.
+
+  Args:
+    directory: the run's workdir.
+    shapes: ShapeDtypeStructs with the shardings to restore to; with an `opt_state` of None, the optimiser is left out and None.
+    weights: one of WEIGHTS.
+
+  Raises:
+    OSError: there is no checkpoint, or none that can be restored.
+  """
+  item = WEIGHTS[weights]
+  with _open(directory) as manager:
+
+    def attempt(step: int) -> tuple[Any, Any]:
+      wanted = {item: ocp.args.StandardRestore(shapes.params)}
+      if shapes.opt_state is not None:
+        wanted["optimizer"] = ocp.args.StandardRestore({"step": shapes.step, "opt_state": shapes.opt_state})
+      restored = manager.restore(step, args=ocp.args.Composite(**wanted))
+      return restored[item], restored["optimizer"]["opt_state"] if shapes.opt_state is not None else None
+
+    _, found, _ = _newest_restorable(manager, attempt)
+  return found
+
+
+def is_there(directory: str | pathlib.Path) -> bool:
+  """Whether a workdir has a checkpoint."""
+  try:
+    with _open(directory):
+      return True
+  except FileNotFoundError:
+    return False
+
+
 def load_params(
     directory: str | pathlib.Path, config: ml_collections.ConfigDict, mesh: Mesh, weights: str = "ema"
 ) -> tuple[Any, int]:

@@ -21,6 +21,7 @@ from aogpt_jax.training import checkpoints
 from aogpt_jax.training import flops
 from aogpt_jax.training import metrics
 from aogpt_jax.training import profile
+from aogpt_jax.training import start as start_lib
 from aogpt_jax.training import step as step_lib
 
 
@@ -39,8 +40,9 @@ def train(run: Run) -> step_lib.TrainState:
   trainer = step_lib.make_trainer(config, run.model, run.mesh)
   saver = checkpoints.Checkpoints(run.workdir, config)
   state = saver.restore(trainer.shapes)
-  if state is None:
-    state = trainer.init()
+  is_new = state is None
+  if is_new:
+    state = start_lib.state(config, run.model, run.tokenizer, trainer)
   start = int(jax.device_get(state.step))
   parameters = sum(x.size for x in jax.tree.leaves(trainer.shapes.params))
   console.say(f"model: {parameters:,} parameters; {config.steps:,} steps of {config.batch_size} x "
@@ -48,13 +50,17 @@ def train(run: Run) -> step_lib.TrainState:
   if start:
     console.say(f"going on from the checkpoint of step {start:,}" if start < config.steps else
                 f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
-  writer = metrics.MetricWriter(run.workdir, start, config.log.tensorboard)
+  writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config.log.tensorboard)
   log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
       local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
   try:
+    if is_new and config.init_from:
+      console.say(f"starting from {config.init_from}")
+      _evaluate(run, state, 0, writer)
+      log.resume_clock(0)
     with cluster.Termination() as termination:
       for step, (tokens, batch_hash) in enumerate(_to_device(batches, run.mesh), start + 1):
         if step > config.steps:

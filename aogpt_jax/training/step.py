@@ -38,7 +38,7 @@ class Trainer:
 
   shapes: TrainState  # of ShapeDtypeStructs with their shardings
   init: Callable[[], TrainState]
-  # (state, tokens int32 [B, T]) -> state, {"loss", "grad_norm", "learning_rate"}; the given state is donated.
+  # (state, tokens int32 [B, T], or tokens and parts int32 [B, 2, T] of examples) -> state, {"loss", "grad_norm", "learning_rate"}; the given state is donated.
   step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -68,12 +68,16 @@ def make_trainer(
 
   def loss_fn(params, tokens, drawn):
     with sharding.on_mesh(mesh):
-      return objective.nats(model, params, tokens, drawn).mean()
+      nats = objectives.weighted_nll if isinstance(drawn, objectives.Weighted) else objective.nats
+      return nats(model, params, tokens, drawn).mean()
 
-  def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+  def step(state: TrainState, batch: jax.Array) -> tuple[TrainState, dict[str, jax.Array]]:
+    tokens, parts = objectives.unpack(batch)
     batch_size, length = tokens.shape
     rows = jax.lax.with_sharding_constraint(jnp.arange(batch_size), sharding.batch_sharding(mesh))
     drawn = objective.draw(config.orders, order_key(config.seed), state.step, rows, length)
+    if parts is not None:
+      drawn = objectives.weigh(drawn, parts)
     loss, grads = mean_gradient(jax.value_and_grad(loss_fn), state.params, tokens, drawn, config.micro_batches, mesh)
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
