@@ -315,6 +315,9 @@ def test_a_safetensors_directory_has_the_same_weights_and_says_where_they_are_fr
   record = {"step": step, "split": "test", "source": "files:texts", "weights": "ema", "left_to_right": likelihood}
   (workdirs / "aogpt_a" / "eval_test.json").write_text(json.dumps(record))
   (workdirs / "aogpt_a" / "eval_other.json").write_text(json.dumps(record | {"step": 5, "split": "other"}))
+  score = likelihood | {"model": "aogpt_a", "weights": "ema", "order": "any_order", "contexts": 8, "dataset": "PTB", "recipe_hash": "ab"}
+  scores = [score, score | {"model": "gpt2", "dataset": "other"}, score | {"weights": "raw", "dataset": "other"}]
+  (workdirs / "aogpt_a" / "zero_shot.json").write_text(json.dumps({"step": step, "scores": scores}))
   said = convert.to_safetensors(str(workdirs / "aogpt_a"), str(tmp_path / "model"))
   original = load(golden_file("aogpt_a"))
   tensors = safetensors.load_file(tmp_path / "model" / "model.safetensors")
@@ -323,7 +326,7 @@ def test_a_safetensors_directory_has_the_same_weights_and_says_where_they_are_fr
   assert {*tensors} == {*shadow}
   card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
   for line in ("converted from `aogpt_a.pt`", "ema: the moving average", "6 updates", f"| Fingerprint | {said}",
-               "| files:texts, test | left to right | 4.2500 | 70.10 |  |"):
+               "| PTB (recipe ab) | any order, 8 contexts | 4.2500 | 70.10 |  |", "| files:texts, test | left to right | 4.2500 | 70.10 |  |"):
     assert line in card
   assert "other" not in card.split("## Evaluation")[1]
   origin = convert.from_published(str(tmp_path / "model"), str(tmp_path / "back"))

@@ -49,7 +49,7 @@ def _evaluation(workdir: pathlib.Path, step: int, weights: str) -> list[str]:
         rows.append((f"{record.get('source')}, {record.get('split')}", name.replace("_", " "), result))
   zero_shot = _json(workdir / "zero_shot.json")
   for score in zero_shot.get("scores", ()) if zero_shot.get("step") == step else ():
-    if score["model"] == "run" and score["weights"] == weights:
+    if score["model"] == workdir.resolve().name and score["weights"] == weights:
       order = score["order"].replace("_", " ") + (f", {score['contexts']} contexts" if score["contexts"] > 1 else "")
       rows.append((f"{score['dataset']} (recipe {score['recipe_hash']})", order, score))
   if not rows:
