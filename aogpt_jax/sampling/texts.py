@@ -19,6 +19,7 @@ from aogpt_jax import console
 from aogpt_jax import orders
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import decode
+from aogpt_jax.sampling import entries
 from aogpt_jax.sampling import filters as filters_lib
 from aogpt_jax.sampling import plan as plan_lib
 from aogpt_jax.sampling import prompts as prompts_lib
@@ -177,7 +178,7 @@ def stream_generate(
   return batches()
 
 
-def _not_too_often(stream: Iterator[decode.Samples]) -> Iterator[decode.Samples]:
+def _not_too_often(stream: Iterator[entries.Samples]) -> Iterator[entries.Samples]:
   """Passes over samples before the last so that what is done with them takes a fifth of the time at most."""
   passed_over, again = None, 0.0
   for samples in stream:
