@@ -120,6 +120,12 @@ def prefill(
   return cache
 
 
+def prefix_width(known: np.ndarray, length: int) -> int:
+  """Entries that `prefill` is to run where so many tokens of each sample are given; there are few such numbers."""
+  most = int(known.max(initial=0))
+  return min(1 << (most - 1).bit_length(), length) if most else 0
+
+
 def known_logits(logits: jax.Array, filters: filters_lib.Filters) -> jax.Array:
   """The logits with -inf at ids that there are none of."""
   return jnp.where(jnp.arange(logits.shape[-1]) < filters.vocab_size, logits, -jnp.inf)

@@ -40,6 +40,11 @@ class Plan:
     return len(self.counts)
 
   @property
+  def ends(self) -> np.ndarray:
+    """int32 [B], how many tokens are known after the last forward pass."""
+    return (self.known + self.counts.sum(axis=0)).astype(np.int32)
+
+  @property
   def starts(self) -> np.ndarray:
     """int32 [N, B], how many tokens are known before each forward pass."""
     return (self.known + np.cumsum(self.counts, axis=0) - self.counts).astype(np.int32)
