@@ -144,6 +144,8 @@ def measure_sampler(config: ml_collections.ConfigDict, target: str, batch_size: 
     ImportError: libtpu is not installed.
   """
   config_lib.check(config)
+  if config.sample.sampler != "plan":
+    raise config_lib.ConfigError(f"config.sample.sampler: is {config.sample.sampler}; plan alone is measured, set it to that.")
   check_target(target)
   if batch_size < 1:
     raise ValueError(f"batch_size is {batch_size}; it must be at least 1.")
@@ -183,7 +185,7 @@ def _sampler(config: ml_collections.ConfigDict, target: str, batch_size: int) ->
   length = settings.length or model.block_size
   orders = np.tile(np.arange(length), (batch_size, 1))
   plan = plan_lib.make_plan(orders, np.zeros(orders.shape, bool), settings.steps or length, counts=settings.counts,
-                            schedule=settings.schedule, rng=np.random.default_rng(settings.seed))
+                            schedule=settings.schedule, spaced=settings.spaced, rng=np.random.default_rng(settings.seed))
 
   shapes = {"parameters": _bytes(params)}
   prepare = decode.trace_prepare(model, mesh, params)
