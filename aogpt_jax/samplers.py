@@ -1,6 +1,7 @@
 """The samplers by name, and which settings belong to which."""
 
 from collections.abc import Iterator, Mapping
+import math
 from typing import Any
 
 # Settings of `config.sample`, beside those that all samplers have, and their defaults.
@@ -26,12 +27,13 @@ def problems(sampler: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, s
   if sampler not in SAMPLERS:
     yield "sampler", f"is {sampler!r}; it must be one of {', '.join(SAMPLERS)}."
     return
-  for name, least in (("steps", 0), ("contexts", 1), ("window", 1), ("checks", 1), ("candidates", 0), ("noise", 0)):
-    if not least <= settings[name] < float("inf"):
-      yield name, f"is {settings[name]}; it must be at least {least}" + (" and finite." if name == "noise" else ".")
-  if settings["criterion"] not in CRITERIA:
-    yield "criterion", f"is {settings['criterion']!r}; it must be one of {', '.join(CRITERIA)}."
+  least = {"steps": 0, "contexts": 1, "window": 1, "checks": 1, "candidates": 0, "noise": 0}
   for name, default in DEFAULTS.items():
-    if name not in SAMPLERS[sampler] and settings[name] != default:
+    value = settings[name]
+    if name in least and not least[name] <= value < math.inf:
+      yield name, f"is {value}; it must be at least {least[name]}" + (" and finite." if name == "noise" else ".")
+    elif name == "criterion" and value not in CRITERIA:
+      yield name, f"is {value!r}; it must be one of {', '.join(CRITERIA)}."
+    elif name not in SAMPLERS[sampler] and value != default:
       of = " or ".join(other for other, names in SAMPLERS.items() if name in names)
-      yield name, f"is {settings[name]!r}, which is of sampler {of}, and sampler is {sampler}; set it to {default!r}."
+      yield name, f"is {value!r}, which is of sampler {of}, and sampler is {sampler}; set it to {default!r}."
