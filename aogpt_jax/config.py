@@ -13,6 +13,7 @@ import ml_collections
 from ml_collections import config_dict
 
 from aogpt_jax import orders
+from aogpt_jax import samplers
 from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 
@@ -177,14 +178,23 @@ def default_config() -> ml_collections.ConfigDict:
           length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
           # Of generation: names as for training orders, or explicit((3, 0, 2, 1)), but no schedules.
           orders=("left_to_right", "uniform"),
-          steps=0,  # S, in which a text is drawn; 0: as many as it has tokens
+          # plan, which knows beforehand what is drawn in which step; speculative, as a plan of one token a step but in fewer passes; burst,
+          # of sigma-GPT, which is not exact; or adaptive, the surest tokens first. The last two choose orders themselves.
+          sampler="plan",
+          steps=0,  # S, in which a text is drawn; 0: as many as it has tokens. Of plan and adaptive, as the next two
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process
           schedule="linear",  # of the noise level over the steps: linear or cosine
+          spaced=False,  # of plan: positions revealed together are spread evenly over those that are open
+          contexts=1,  # M, of plan: orders of the known tokens over which probabilities are averaged; above 1, M full passes a step
+          window=4,  # w, of speculative: tokens drafted at once
+          checks=4,  # of burst: random orders in which a draft is checked, each a full pass
+          criterion="margin",  # of adaptive: probability of the likeliest token, its margin to the next, or entropy
+          noise=0.0,  # of adaptive: scale of Gumbel noise that is added to that
+          candidates=0,  # of adaptive: open positions that are asked in a step, a random subset; 0: all
           temperature=1.0,  # divides the logits; 0 takes the most probable token
           top_p=1.0,  # keeps the most probable tokens while the mass before them is below it; 1 keeps all
           top_p_rule="standard",  # reference: as the PyTorch code, which drops the token that crosses top_p
           top_k=0,  # keeps the k most probable tokens; 0 keeps all
-          contexts=1,  # M, orders of the known tokens over which probabilities are averaged; above 1, M full passes a step
           seed=0,  # of the orders, the numbers of tokens in each step and the tokens
       ),
       checkpoint=c(
@@ -263,12 +273,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch eval.every_steps eval.batch_size "
       "eval.orders eval.ensemble eval.lanes eval.zero_shot.shards eval.zero_shot.map_batch eval.generative.batch_size "
-      "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size sample.contexts "
+      "eval.generative.seeds eval.generative.num_samples sample.num_samples sample.batch_size "
       "checkpoint.every_steps checkpoint.keep log.every_steps",
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
       "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
-      "eval.targets eval.seed sample.length sample.steps sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
+      "eval.targets eval.seed sample.length sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
       "0 or more", lambda x: x >= 0)
   yield from out_of_range("model.head_chunk", "-1 (chosen), 0 (all) or more", lambda x: x >= -1)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
@@ -326,7 +336,14 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
   ):
     yield from out_of_range(field, f"one of {', '.join(choices)}", lambda x: x in choices)  # pylint: disable=cell-var-from-loop
 
-  m = config.model
+  m, s = config.model, config.sample
+  for name, problem in samplers.problems(s.sampler, s):
+    yield f"config.sample.{name}: {problem}"
+  if s.sampler in samplers.CHOOSE_ORDERS and s.orders != ("uniform",):
+    yield f"config.sample.orders: are {s.orders}, and config.sample.sampler = {s.sampler} chooses them; set it to ('uniform',)."
+  if config.eval.generative.steps and "steps" not in samplers.SAMPLERS.get(s.sampler, ("steps",)):
+    yield (f"config.eval.generative.steps: {config.eval.generative.steps} are of a sweep over steps, and config.sample.sampler = "
+           f"{s.sampler} has none; set one of them to its default.")
   if m.architecture in OBJECTIVES:
     yield from _misfits(config)
   if m.param_dtype == "bfloat16" and config.optimizer.ema_decay > 0.99:
@@ -477,6 +494,9 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
   if config.objective in ("lambda_dce", "score_entropy") and config.orders != "uniform":
     yield (f"config.orders: {config.orders} has no effect on config.objective = {config.objective}, which masks each token by "
            "itself; set it to uniform.")
+  if config.sample.sampler in samplers.OF_DECODERS:
+    yield (f"config.sample.sampler: {config.sample.sampler} checks several tokens in one causal pass, and {architecture} has none; "
+           "set it to plan or adaptive.")
   for field, value, why in (("eval.ensemble", config.eval.ensemble, "averages over orders of the context"),
                             ("sample.contexts", config.sample.contexts, "averages over orders of the known tokens")):
     if value > 1:

@@ -62,6 +62,32 @@ def test_fixed_counts_are_those_of_the_rule(length, steps, counts):
   np.testing.assert_array_equal(made.counts, np.array(counts)[:, None].repeat(2, 1))
 
 
+@pytest.mark.parametrize("counts", ["binomial", "fixed"])
+def test_positions_revealed_together_are_spread_evenly_over_those_that_are_open(counts):
+  rng = np.random.default_rng(3)
+  orders, known = np.stack([rng.permutation(24) for _ in range(4)]), rng.random((4, 24)) < np.array([[0], [0.5], [0.9], [1]])
+  made = plan.make_plan(orders, known, 5, counts=counts, spaced=True, rng=rng)
+  near = plan.make_plan(orders, known, 5, counts="fixed")
+  for b in range(4):
+    order, still = made.orders[b], list(range(24))
+    place = {p: i for i, p in enumerate(near.orders[b].tolist())}
+    starts = np.cumsum([made.known[b], *made.counts[:, b]])
+    np.testing.assert_array_equal(order[: starts[0]], np.flatnonzero(known[b]))
+    still = sorted(set(still) - set(order[: starts[0]].tolist()))
+    for begin, end in zip(starts, starts[1:]):
+      group = order[begin:end].tolist()
+      assert group == sorted(group, key=place.get)
+      if group:
+        assert min(still, key=place.get) in group  # the one that comes next in the order
+        ranks = sorted(still.index(p) for p in group)
+        gaps = np.diff([*ranks, ranks[0] + len(still)])
+        assert gaps.max() - gaps.min() <= 1
+      still = [p for p in still if p not in group]
+    assert not still
+  one = plan.make_plan(orders, known, 24, counts="fixed", spaced=True)
+  np.testing.assert_array_equal(one.orders, near.orders)  # one at a time, there is nothing to spread
+
+
 @pytest.mark.parametrize("change, named", [
     (dict(steps=0), "steps is 0"), (dict(counts="poisson"), "counts is 'poisson'"), (dict(schedule="log"), "schedule is 'log'"),
     (dict(orders=np.array([[0, 0, 1]])), "permutation"), (dict(known=np.zeros((1, 2), bool)), r"known \(1, 2\)"),

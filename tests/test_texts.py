@@ -55,8 +55,8 @@ def test_texts_come_in_the_order_of_their_prompts_with_what_is_given_unchanged(t
     assert all((step > 0) == (log_prob < 0) for step, log_prob in zip(t.steps, t.log_probs))
     assert t.evaluations == len(set(t.steps) - {0}) and max(t.steps) <= 4
     assert t.text == BYTES.decode(t.ids)
-    assert t.sampler == dict(dtype="float32", steps=4, counts="binomial", schedule="linear", temperature=1.0, top_p=1.0,
-                             top_p_rule="standard", top_k=0, contexts=1)
+    assert t.sampler == dict(dtype="float32", sampler="plan", steps=4, counts="binomial", schedule="linear", spaced=False,
+                             contexts=1, temperature=1.0, top_p=1.0, top_p_rule="standard", top_k=0)
 
 
 def test_samples_and_prompts_all_differ(together):

@@ -193,7 +193,7 @@ def sampler(config: ml_collections.ConfigDict, name: str) -> Iterator[Sampler]:
   length = settings.length or model.block_size
   orders = np.tile(np.arange(length), (batch_size, 1))
   plan = plan_lib.make_plan(orders, np.zeros(orders.shape, bool), settings.steps or length, counts=settings.counts,
-                            schedule=settings.schedule, rng=np.random.default_rng(settings.seed))
+                            schedule=settings.schedule, spaced=settings.spaced, rng=np.random.default_rng(settings.seed))
 
   shapes = {"parameters": _bytes(params)}
   yield Sampler(name, batch_size, mesh.size, shapes)

@@ -51,6 +51,8 @@ def run(config: ml_collections.ConfigDict, names: Sequence[str], workdir: pathli
     OSError: the workdir can't be written to.
   """
   config_lib.check(config)
+  if config.sample.sampler != "plan":
+    raise config_lib.ConfigError(f"config.sample.sampler: is {config.sample.sampler}; plan alone is measured, set it to that.")
   for name in names:
     topology.check(name)
   workdir.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import samplers
 from aogpt_jax.data import tokenizers
 from aogpt_jax.evaluation import generative_sweep
 from aogpt_jax.evaluation import held_out
@@ -103,8 +104,11 @@ def _sample(line: str, name: str) -> Sample:
   except (ValueError, TypeError, KeyError, AttributeError):
     raise ValueError(f'{name}: is no JSON object with a text in the field "text", as {{"text": "Once upon a time"}}.') from None
   sampler = record.get("sampler")
-  known = record | (sampler if isinstance(sampler, dict) else {})
-  return Sample(record["text"], name, {field: known.get(field, UNKNOWN) for field in SETTINGS})
+  sampler = sampler if isinstance(sampler, dict) else {}
+  known = record | sampler
+  # Beside what all texts have, what this one's sampler reads.
+  own = {field: sampler[field] for field in ("sampler", *samplers.DEFAULTS) if field in sampler and field not in SETTINGS}
+  return Sample(record["text"], name, {field: known.get(field, UNKNOWN) for field in SETTINGS} | own)
 
 
 def load_judge(run: Run, name: str, field: str) -> judge_lib.Judge:

@@ -6,8 +6,8 @@ of `make_plan`, and `decode_logits` gives the logits that they draw from.
 
 from aogpt_jax.sampling.decode import decode_logits
 from aogpt_jax.sampling.decode import sample
-from aogpt_jax.sampling.decode import Samples
 from aogpt_jax.sampling.decode import stream
+from aogpt_jax.sampling.entries import Samples
 from aogpt_jax.sampling.filters import Filters
 from aogpt_jax.sampling.plan import make_plan
 from aogpt_jax.sampling.plan import Plan

@@ -15,12 +15,12 @@ from typing import Any
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 import numpy as np
 
 from aogpt_jax import sharding
 from aogpt_jax.models import encoder
+from aogpt_jax.sampling import entries
 from aogpt_jax.sampling import filters as filters_lib
 from aogpt_jax.sampling import passes as passes_lib
 from aogpt_jax.sampling import plan as plan_lib
@@ -31,31 +31,10 @@ CACHE_STEP = 256
 CALL_PASSES = 64
 
 
-@dataclasses.dataclass(frozen=True)
-class Samples:
-  """What was drawn; all by position, in natural order.
-
-  Attributes:
-    tokens: int32 [B, L]; -1 where a token is not drawn yet.
-    log_probs: float32 [B, L], log p(token | tokens before it) in nats, of the model over the ids that there are, before temperature,
-      top-k and top-p; 0 for given tokens.
-    steps: int32 [B, L], the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
-    evaluations: steps that drew a token of any sample: the number of function evaluations that papers report.
-    passes: forward passes that were run, the one over the given tokens not counted. Fewer than `evaluations` where samples have
-      tokens to draw in different steps, since they don't wait for each other; more where a decoder's groups go through in pieces.
-  """
-
-  tokens: np.ndarray
-  log_probs: np.ndarray
-  steps: np.ndarray
-  evaluations: int
-  passes: int
-
-
 def sample(
     model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
     contexts: int = 1, mesh: Mesh | None = None,
-) -> Samples:
+) -> entries.Samples:
   """Draws the unknown tokens of a batch along a plan.
 
   A sample depends on its own key, order and counts, not on the batch that it is drawn in. A program is compiled for each batch
@@ -83,18 +62,9 @@ def sample(
 def stream(
     model: nn.Module, params: Any, plan: plan_lib.Plan, tokens: np.ndarray, keys: jax.Array, filters: filters_lib.Filters, *,
     contexts: int = 1, mesh: Mesh | None = None, parts: int = 1,
-) -> Iterator[Samples]:
+) -> Iterator[entries.Samples]:
   """`sample`, which yields what there is about `parts` times on the way; the last is the whole. Its counts are of the whole always."""
-  batch, length = plan.orders.shape
-  if length > model.block_size:
-    raise ValueError(f"length is {length}; the model's blocks have {model.block_size} tokens.")
-  if filters.vocab_size > model.vocab_size:
-    raise ValueError(f"vocab_size is {filters.vocab_size}; the model has {model.vocab_size} rows.")
-  if np.shape(tokens) != (batch, length) or np.shape(keys) != (batch,):
-    raise ValueError(f"tokens {np.shape(tokens)} and keys {np.shape(keys)} must be [{batch}, {length}] and [{batch}].")
-  for name, value in (("contexts", contexts), ("parts", parts)):
-    if value < 1:
-      raise ValueError(f"{name} is {value}; it must be at least 1.")
+  entries.check(model, plan, tokens, keys, filters, contexts=contexts, parts=parts)
   if contexts > 1 and isinstance(model, encoder.Encoder):
     raise ValueError(f"contexts is {contexts}; the orders of the known tokens are one and the same to an encoder: give 1.")
   return _stream(model, params, plan, np.asarray(tokens), keys, filters, contexts, mesh, parts)
@@ -107,19 +77,13 @@ def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
   if not len(passes):
     yield _samples(plan, passes, 0, drawn, np.zeros(drawn.shape, np.float32))
     return
-  mesh = mesh or sharding.mesh_of(params)
-  missing = -batch % (mesh.shape["data"] * mesh.shape["fsdp"])
-  # As many samples as the devices can share evenly: the last one again, with nothing to draw.
-  fill = lambda x: np.concatenate([x, np.repeat(x[-1:], missing, axis=0)])
-  rows = lambda x: jax.device_put(fill(x), sharding.batch_sharding(mesh))
-  everywhere = lambda x: jax.device_put(x, sharding.replicated(mesh))
-  table = np.pad(passes.table, ((0, CALL_PASSES), (0, 0), (0, missing)))
-  keys = jax.random.wrap_key_data(rows(np.asarray(jax.random.key_data(keys))), impl=jax.random.key_impl(keys))
-  filters = jax.tree.map(everywhere, filters)
-  orders, drawn = rows(orders), rows(np.pad(drawn, ((0, 0), (0, passes.asked))))
-  log_probs = rows(np.zeros((batch, drawn.shape[1]), np.float32))
+  rows = entries.Rows(mesh or sharding.mesh_of(params), batch)
+  table = np.pad(passes.table, ((0, CALL_PASSES), (0, 0), (0, rows.missing)))  # samples that fill the batch up have nothing to draw
+  keys, filters = rows.put_keys(keys), rows.everywhere(filters)
+  orders, drawn = rows.put(orders), rows.put(np.pad(drawn, ((0, 0), (0, passes.asked))))
+  log_probs = rows.put(np.zeros((batch, drawn.shape[1]), np.float32))
   shown = {len(passes) * i // parts for i in range(1, parts + 1)}
-  programs = _programs(model, mesh)
+  programs = _programs(model, rows.mesh)
   prepared = programs.prepare(params)
   begin, cache = 0, None
   for end, slots in _stages(passes, length, shown):
@@ -132,11 +96,11 @@ def _stream(model, params, plan, tokens, keys, filters, contexts, mesh, parts):
       while shorter:  # layer by layer: there is no memory for two whole caches
         cache += (programs.grow(slots, shorter.pop(0)),)
     drawn, log_probs, cache = programs.run(
-        passes.width, passes.asked, contexts, prepared, filters, keys, orders, everywhere(table[begin : begin + CALL_PASSES]),
-        everywhere(np.int32(end - begin)), drawn, log_probs, cache)
+        passes.width, passes.asked, contexts, prepared, filters, keys, orders, rows.everywhere(table[begin : begin + CALL_PASSES]),
+        rows.everywhere(np.int32(end - begin)), drawn, log_probs, cache)
     begin = end
     if end in shown:
-      yield _samples(plan, passes, end, *(_fetch(x)[:batch, :length] for x in (drawn, log_probs)))
+      yield _samples(plan, passes, end, *(rows.fetch(x)[:, :length] for x in (drawn, log_probs)))
 
 
 def _make_passes(model: nn.Module, known: np.ndarray, counts: np.ndarray) -> passes_lib.Passes:
@@ -162,12 +126,7 @@ def _rounded(slots: int, most: int) -> int:
   return min(-(-slots // CACHE_STEP) * CACHE_STEP, most)
 
 
-def _fetch(x: jax.Array) -> np.ndarray:
-  """The whole array on every host."""
-  return np.asarray(x if x.is_fully_addressable else multihost_utils.process_allgather(x, tiled=True))
-
-
-def _samples(plan: plan_lib.Plan, passes: passes_lib.Passes, done: int, drawn: np.ndarray, log_probs: np.ndarray) -> Samples:
+def _samples(plan: plan_lib.Plan, passes: passes_lib.Passes, done: int, drawn: np.ndarray, log_probs: np.ndarray) -> entries.Samples:
   """What there is after `done` passes, by position, from what is by place in the order."""
   # The places of a sample are drawn one after another.
   reached = np.maximum(plan.known, (passes.place + passes.queries)[:done].max(axis=0, initial=0))
@@ -177,14 +136,11 @@ def _samples(plan: plan_lib.Plan, passes: passes_lib.Passes, done: int, drawn: n
   sample_of, group = np.nonzero(plan.counts.T)
   steps[~given & (places < ends[:, None])] = np.repeat(plan.steps[group], plan.counts[group, sample_of])
 
-  def by_position(x):
-    out = np.empty_like(x)
-    np.put_along_axis(out, plan.orders, x, axis=1)
-    return out
-
-  return Samples(
+  by_position = functools.partial(entries.by_position, plan.orders)
+  return entries.Samples(
       tokens=by_position(np.where(there, drawn, -1).astype(np.int32)), log_probs=by_position(np.where(there & ~given, log_probs, 0)),
-      steps=by_position(np.where(there, steps, 0)), evaluations=plan.evaluations, passes=len(passes))
+      steps=by_position(np.where(there, steps, 0)), orders=plan.orders, evaluations=plan.evaluations,
+      evaluations_each=(plan.counts > 0).sum(axis=0), passes=len(passes))
 
 
 def decode_logits(
@@ -224,7 +180,7 @@ def _decode_logits(model, width, asked, slots, params, tokens, orders, table):
 
   def step(carry, row):
     logits, cache = carry
-    out, cache = _forward(model, width, asked, prepared, orders, forced, row, cache)
+    out, cache = entries.ask(model, width, asked, prepared, orders, forced, row, cache)
     # What lies past the queries is overwritten by later passes.
     place = jnp.where(row[2] > 0, row[4], length)
     return (jax.vmap(lambda x, new, i: jax.lax.dynamic_update_slice_in_dim(x, new, i, 0))(logits, out, place), cache), None
@@ -277,29 +233,14 @@ def trace_last(
   return traced
 
 
-class _Program:
-  """A jitted function, called and traced on a mesh."""
-
-  def __init__(self, mesh: Mesh, function: Callable, **options: Any):
-    self._mesh, self._jitted = mesh, jax.jit(function, **options)
-
-  def __call__(self, *args: Any) -> Any:
-    with sharding.on_mesh(self._mesh):
-      return self._jitted(*args)
-
-  def trace(self, *args: Any) -> jax.stages.Traced:
-    with sharding.on_mesh(self._mesh):
-      return self._jitted.trace(*args)
-
-
 @dataclasses.dataclass(frozen=True)
 class _Programs:
   """The jitted functions of a model on a mesh."""
 
-  prepare: _Program
-  prefill: _Program
-  grow: _Program
-  run: _Program
+  prepare: entries.Program
+  prefill: entries.Program
+  grow: entries.Program
+  run: entries.Program
 
 
 @functools.cache
@@ -308,11 +249,11 @@ def _programs(model: nn.Module, mesh: Mesh) -> _Programs:
   rows, cache = sharding.batch_sharding(mesh), sharding.heads_sharding(mesh, model.heads)
 
   def compiled(function, static=(), out_shardings=None, donate=()):
-    return _Program(mesh, function, static_argnums=static, out_shardings=out_shardings, donate_argnames=donate)
+    return entries.Program(mesh, function, static_argnums=static, out_shardings=out_shardings, donate_argnames=donate)
 
   return _Programs(
-      prepare=compiled(model.prepare),
-      prefill=compiled(functools.partial(_prefill, model), (0, 1), cache),
+      prepare=entries.prepare_program(model, mesh),
+      prefill=entries.prefill_program(model, mesh),
       grow=compiled(_grow, (0,), cache),
       run=compiled(functools.partial(_run, model), (0, 1, 2), (rows, rows, cache), ("drawn", "log_probs", "cache")))
 
@@ -320,16 +261,6 @@ def _programs(model: nn.Module, mesh: Mesh) -> _Programs:
 def _grow(slots, layer):
   pad = lambda x, axis: jnp.pad(x, [(0, slots - n if i == axis else 0) for i, n in enumerate(x.shape)])
   return {"k": pad(layer["k"], 3), "v": pad(layer["v"], 2)}
-
-
-def _prefill(model, width, slots, prepared, orders, drawn):
-  """A cache of `slots` with the entries that hold the given tokens but the last, which is the first query: one pass, causal."""
-  cache = model.init_cache(len(orders), max(slots, width))
-  if width:
-    # Slots past a sample's own known tokens are overwritten before an entry sees them.
-    index = jnp.broadcast_to(jnp.arange(width), (len(orders), width))
-    _, cache = _extend(model, prepared, orders, drawn, cache, index, index, jnp.zeros(len(orders), int), asked=index[:, :1])
-  return cache
 
 
 def _run(model, width, asked, contexts, prepared, filters, keys, orders, table, count, drawn, log_probs, cache):
@@ -340,42 +271,18 @@ def _run(model, width, asked, contexts, prepared, filters, keys, orders, table, 
     drawn, log_probs, cache = carry
     row = table[n]
     _, _, queries, start, place = row
-    logits, cache = _forward(model, width, asked, prepared, orders, drawn, row, cache)
-    logits = jnp.where(jnp.arange(logits.shape[-1]) < filters.vocab_size, logits, -jnp.inf)
+    logits, cache = entries.ask(model, width, asked, prepared, orders, drawn, row, cache)
+    logits = entries.known_logits(logits, filters)
     if contexts > 1:
       logits = _average(model, asked, contexts, prepared, orders, drawn, start, place, keys, logits, filters.vocab_size)
     places = place[:, None] + jnp.arange(asked)
     # A token's noise comes from its place in the order: neither the step nor the batch has a say in it.
-    new = filters_lib.draw(_fold(keys, places), filters(logits))
-    new_log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), new[..., None], axis=-1)[..., 0]
+    new = filters_lib.draw(entries.fold(keys, places), filters(logits))
     # What lies past the queries is overwritten later; what a sample that is finished draws goes behind the end.
-    insert = jax.vmap(lambda x, values, i: jax.lax.dynamic_update_slice(x, values, (i,)))
     place = jnp.where(queries > 0, place, length)
-    return insert(drawn, new, place), insert(log_probs, new_log_probs, place), cache
+    return entries.insert(drawn, new, place), entries.insert(log_probs, entries.log_probs_of(logits, new), place), cache
 
   return jax.lax.fori_loop(0, count, step, (drawn, log_probs, cache))
-
-
-def _forward(model, width, asked, prepared, orders, drawn, row, cache):
-  """One pass, the `row` [5, B] of the table: logits [B, asked, V] of the queries, and the new cache."""
-  if isinstance(model, encoder.Encoder):
-    return _whole(model, asked, prepared, orders, drawn, row), cache
-  write, fills, _, start, place = (x[:, None] for x in row)
-  entry = jnp.arange(width)
-  is_fill = entry < fills
-  held = jnp.where(is_fill, write + entry, start)
-  targets = jnp.where(is_fill, write + entry, place + entry - fills)
-  return _extend(model, prepared, orders, drawn, cache, held, targets, write[:, 0], asked=fills + jnp.arange(asked))
-
-
-def _whole(model, asked, prepared, orders, drawn, row):
-  """Logits [B, asked, V] by an encoder, from the tokens before the group."""
-  start, place = row[3][:, None], row[4][:, None]
-  place_of = jnp.argsort(orders, axis=1)
-  known = jnp.take_along_axis(drawn, place_of, axis=1)
-  # Places past the end are padding, which nobody reads.
-  targets = jnp.take_along_axis(orders, jnp.minimum(place + jnp.arange(asked), orders.shape[1] - 1), axis=1)
-  return model.apply({"params": prepared}, jnp.where(place_of < start, known, model.mask_id), targets)
 
 
 def _average(model, asked, contexts, prepared, orders, drawn, start, place, keys, logits, vocab_size):
@@ -384,8 +291,8 @@ def _average(model, asked, contexts, prepared, orders, drawn, start, place, keys
   known = jnp.arange(length) < start[:, None]
   index = jnp.broadcast_to(jnp.arange(length), (batch, length))
   # Apart from the keys of places; the queries of a group get the same orders in whatever pass they are.
-  context_keys = _fold(keys, length + start[:, None])[:, 0]
-  entries = jnp.concatenate([index, jnp.broadcast_to(start[:, None], (batch, asked))], axis=1)
+  context_keys = entries.fold(keys, length + start[:, None])[:, 0]
+  held = jnp.concatenate([index, jnp.broadcast_to(start[:, None], (batch, asked))], axis=1)
 
   def add(total, m):
     draw = jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, m), (length,)))
@@ -393,24 +300,10 @@ def _average(model, asked, contexts, prepared, orders, drawn, start, place, keys
     permuted = lambda x: jnp.take_along_axis(x, shuffle, axis=1)
     targets = jnp.concatenate([index, place[:, None] + jnp.arange(asked)], axis=1)
     cache = model.init_cache(batch, length + asked)
-    out, _ = _extend(model, prepared, permuted(orders), permuted(drawn[:, :length]), cache, entries, targets,
+    out, _ = entries.extend(model, prepared, permuted(orders), permuted(drawn[:, :length]), cache, held, targets,
                      jnp.zeros_like(start), asked=length + index[:, :1] + jnp.arange(asked))
     out = jnp.where(jnp.arange(out.shape[-1]) < vocab_size, out, -jnp.inf)
     return jnp.logaddexp(total, jax.nn.log_softmax(out)), None
 
   total, _ = jax.lax.scan(add, jax.nn.log_softmax(logits), jnp.arange(contexts - 1))
   return total - jnp.log(contexts)
-
-
-def _fold(keys: jax.Array, data: jax.Array) -> jax.Array:
-  """Keys [B, N] from keys [B] and ints [B, N]."""
-  return jax.vmap(lambda key, row: jax.vmap(lambda i: jax.random.fold_in(key, i))(row))(keys, data)
-
-
-def _extend(model, prepared, orders, drawn, cache, held, targets, write, asked):
-  """Runs the entries that hold what is known after `held` steps and are told the target of step `targets`, both int [B, S]."""
-  # Entries past the end are padding: nobody reads what they leave.
-  at = lambda x, index: jnp.take_along_axis(x, jnp.clip(index, 0, orders.shape[1] - 1), axis=1)
-  slots = jnp.where(held == 0, 0, at(orders, held - 1) + 1)
-  asked = jnp.minimum(asked, held.shape[1] - 1)
-  return model.extend(prepared, at(drawn, held - 1), slots, at(orders, targets), cache, write, held, asked)

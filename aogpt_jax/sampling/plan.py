@@ -40,6 +40,11 @@ class Plan:
     return len(self.counts)
 
   @property
+  def ends(self) -> np.ndarray:
+    """int32 [B], how many tokens are known after the last forward pass."""
+    return (self.known + self.counts.sum(axis=0)).astype(np.int32)
+
+  @property
   def starts(self) -> np.ndarray:
     """int32 [N, B], how many tokens are known before each forward pass."""
     return (self.known + np.cumsum(self.counts, axis=0) - self.counts).astype(np.int32)
@@ -47,7 +52,7 @@ class Plan:
 
 def make_plan(
     orders: np.ndarray, known: np.ndarray, steps: int, *, counts: str = "binomial", schedule: str = "linear",
-    rng: np.random.Generator | None = None,
+    spaced: bool = False, rng: np.random.Generator | None = None,
 ) -> Plan:
   """The plan of a batch.
 
@@ -57,6 +62,8 @@ def make_plan(
     steps: S; with `counts="fixed"` at most as many as there are unknown positions.
     counts: "binomial" (lemma 1) or "fixed" (as the PyTorch code: the rounded expectation, at least one a step).
     schedule: "linear" or "cosine".
+    spaced: whether positions that are revealed together are spread evenly over those that are open: every n-th of them, from the one
+      that comes next in the order; else they are those that come next in it. Neighbours depend on each other most.
     rng: of the binomial draws.
 
   Raises:
@@ -83,8 +90,22 @@ def make_plan(
     table = np.stack([_fixed(int(u), levels) for u in unknown], axis=1)
   else:
     raise ValueError(f"counts is {counts!r}; it must be binomial or fixed.")
+  if spaced:
+    orders = np.stack([_spaced(*sample) for sample in zip(orders, known.sum(axis=1), table.T)])
   busy = np.flatnonzero(table.any(axis=1))
   return Plan(orders, known.sum(axis=1).astype(np.int32), table[busy].astype(np.int32), (busy + 1).astype(np.int32))
+
+
+def _spaced(order: np.ndarray, known: int, counts: np.ndarray) -> np.ndarray:
+  """int [L]: the order in which each step's positions lie evenly among those that are open, in their order."""
+  place = np.argsort(order)
+  still, steps = np.sort(order[known:]), [order[:known]]
+  for count in counts[counts > 0]:
+    first = int(np.argmin(place[still]))
+    index = (first + np.arange(count) * len(still) // count) % len(still)
+    steps.append(still[index][np.argsort(place[still[index]])])
+    still = np.delete(still, index)
+  return np.concatenate(steps)
 
 
 def _binomial(unknown: np.ndarray, levels: np.ndarray, rng: np.random.Generator) -> np.ndarray:

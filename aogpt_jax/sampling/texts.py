@@ -17,12 +17,21 @@ import numpy as np
 
 from aogpt_jax import console
 from aogpt_jax import orders
+from aogpt_jax import samplers
 from aogpt_jax.data import tokenizers
+from aogpt_jax.sampling import adaptive
+from aogpt_jax.sampling import burst
 from aogpt_jax.sampling import decode
+from aogpt_jax.sampling import entries
 from aogpt_jax.sampling import filters as filters_lib
 from aogpt_jax.sampling import plan as plan_lib
 from aogpt_jax.sampling import prompts as prompts_lib
+from aogpt_jax.sampling import speculative
 
+# By `config.sample.sampler`; they take a plan, and what `samplers.SAMPLERS` says beside what they have in common.
+STREAMS = {"plan": decode.stream, "speculative": speculative.stream, "burst": burst.stream, "adaptive": adaptive.stream}
+# Settings that the plan is made of.
+_OF_PLAN = ("steps", "counts", "schedule", "spaced")
 UNKNOWN = "\u00b7"  # stands in a text for a token that is not drawn yet
 
 
@@ -35,15 +44,15 @@ class Text:
     sample_index: which of the prompt's samples it is, from 0.
     seed: with the two indices and the order, all that the text depends on besides the model and its filters.
     prompt: as it was written.
-    order: the distribution that its generation order was drawn from.
+    order: the distribution that its generation order was drawn from, or the sampler where that has chosen it.
     text: what the tokens say; UNKNOWN for each that is not drawn yet.
     ids: [L], by position; -1 where a token is not drawn yet.
-    positions: [L], in the order in which they are drawn, the given ones first.
+    positions: [L], in the order in which they are drawn, the given ones first; where the sampler chooses it, as far as it has.
     steps: [L], by position, the step in which a token was drawn, from 1; 0 for given tokens and those not drawn yet.
     log_probs: [L], by position, log p(token | tokens before it) of the model without filters, in nats; 0 where steps are 0.
-    evaluations: steps that draw a token of this text, each a forward pass that it shares with the rest of its batch.
-    sampler: what else it was drawn with: dtype of the model's matmuls, and the arguments of `generate` from steps to contexts, as
-      given.
+    evaluations: steps that draw a token of this text, each a forward pass that it shares with the rest of its batch; of burst
+      sampling, two for each round. Those so far, where only the tokens drawn tell how many there will be.
+    sampler: what else it was drawn with: dtype of the model's matmuls, and the arguments of `generate` that the sampler reads, as given.
   """
 
   prompt_index: int
@@ -67,9 +76,10 @@ class Text:
 def generate(
     model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer,
     prompts: str | prompts_lib.Prompt | Sequence[str | prompts_lib.Prompt] = "", *, num_samples: int = 1, length: int = 0,
-    order: str | Sequence[int] = "left_to_right", steps: int = 0, counts: str = "fixed", schedule: str = "linear",
-    temperature: float = 1.0, top_p: float = 1.0, top_p_rule: str = "standard", top_k: int = 0, contexts: int = 1, seed: int = 0,
-    batch_size: int = 32, mesh: Mesh | None = None,
+    order: str | Sequence[int] = "left_to_right", sampler: str = "plan", steps: int = 0, counts: str = "fixed",
+    schedule: str = "linear", spaced: bool = False, contexts: int = 1, window: int = 4, checks: int = 4, criterion: str = "margin",
+    noise: float = 0.0, candidates: int = 0, temperature: float = 1.0, top_p: float = 1.0, top_p_rule: str = "standard",
+    top_k: int = 0, seed: int = 0, batch_size: int = 32, mesh: Mesh | None = None,
 ) -> list[Text]:
   """Draws texts; says how long it will take where it takes long.
 
@@ -85,15 +95,25 @@ def generate(
     num_samples: texts for each prompt.
     length: tokens of each text; what a written prompt leaves is drawn behind it. 0: T, or the prompt's length where it has
       blanks.
-    order: in which tokens are drawn: the name of a distribution (see orders.py), or a permutation of 0..L-1.
-    steps: S, in which a text is drawn; 0: L.
+    order: in which tokens are drawn: the name of a distribution (see orders.py), or a permutation of 0..L-1; "uniform" with
+      samplers that choose it.
+    sampler: "plan", which knows beforehand what is drawn in which step; "speculative", which draws as a plan of one token a step
+      does, in fewer passes; "burst", sigma-GPT's, which is not exact; or "adaptive", which draws the surest tokens first. It
+      refuses what follows where it is of another sampler, unless it is the default.
+    steps: S, in which a text is drawn; 0: L. Of plan and adaptive, as counts and schedule.
     counts: "fixed" numbers of tokens in each step, or "binomial" as in the masked-diffusion process.
     schedule: of the noise level over the steps, "linear" or "cosine".
+    spaced: whether positions that a plan reveals together are spread evenly over those that are open.
+    contexts: M, of a plan: orders of the known tokens over which probabilities are averaged; above 1, each step costs M full passes.
+    window: w, of speculative: tokens that are drafted at once.
+    checks: of burst: random orders in which a draft is checked.
+    criterion: of adaptive: "probability" of the most probable token, its "margin" to the next, or "entropy".
+    noise: of adaptive: the scale of Gumbel noise that is added to that.
+    candidates: of adaptive: open positions that are asked in a step, a random subset; 0: all.
     temperature: divides the logits; 0 takes the most probable token.
     top_p: keeps the most probable tokens while the mass before them is below it; 1 keeps all.
     top_p_rule: "standard", or "reference" as the PyTorch code, which drops the token that crosses top_p.
     top_k: keeps the k most probable tokens; 0 keeps all.
-    contexts: M, orders of the known tokens over which probabilities are averaged; above 1, each step costs M full passes.
     seed: of the orders, the numbers of tokens in each step and the tokens.
     batch_size: texts drawn at once, at most.
     mesh: over which the batch is split; None: where the parameters are.
@@ -108,8 +128,9 @@ def generate(
   progress = console.Progress("sampling", tokens_to_draw(prompts, num_samples), "tokens")
   texts, done = [], 0
   for batch in stream_generate(
-      model, params, tokenizer, prompts, num_samples=num_samples, length=length, order=order, steps=steps, counts=counts,
-      schedule=schedule, temperature=temperature, top_p=top_p, top_p_rule=top_p_rule, top_k=top_k, contexts=contexts, seed=seed,
+      model, params, tokenizer, prompts, num_samples=num_samples, length=length, order=order, sampler=sampler, steps=steps,
+      counts=counts, schedule=schedule, spaced=spaced, contexts=contexts, window=window, checks=checks, criterion=criterion,
+      noise=noise, candidates=candidates, temperature=temperature, top_p=top_p, top_p_rule=top_p_rule, top_k=top_k, seed=seed,
       batch_size=batch_size, mesh=mesh, parts=8):
     progress(done + tokens_drawn(batch))
     if all(text.complete for text in batch):
@@ -121,20 +142,28 @@ def generate(
 def stream_generate(
     model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer,
     prompts: str | prompts_lib.Prompt | Sequence[str | prompts_lib.Prompt] = "", *, num_samples: int = 1, length: int = 0,
-    order: str | Sequence[int] = "left_to_right", steps: int = 0, counts: str = "fixed", schedule: str = "linear",
-    temperature: float = 1.0, top_p: float = 1.0, top_p_rule: str = "standard", top_k: int = 0, contexts: int = 1, seed: int = 0,
-    batch_size: int = 32, mesh: Mesh | None = None, parts: int = 64,
+    order: str | Sequence[int] = "left_to_right", sampler: str = "plan", steps: int = 0, counts: str = "fixed",
+    schedule: str = "linear", spaced: bool = False, contexts: int = 1, window: int = 4, checks: int = 4, criterion: str = "margin",
+    noise: float = 0.0, candidates: int = 0, temperature: float = 1.0, top_p: float = 1.0, top_p_rule: str = "standard",
+    top_k: int = 0, seed: int = 0, batch_size: int = 32, mesh: Mesh | None = None, parts: int = 64,
 ) -> Iterator[list[Text]]:
   """Like `generate`, but yields the texts of a batch again and again as they grow, then those of the next batch.
 
   A batch is yielded about `parts` times, or less often where it is drawn in no time; the last time, all its texts are complete.
   """
-  for name, value, least in (("num_samples", num_samples, 1), ("batch_size", batch_size, 1), ("contexts", contexts, 1),
-                             ("parts", parts, 1), ("steps", steps, 0), ("seed", seed, 0)):
+  for name, value, least in (("num_samples", num_samples, 1), ("batch_size", batch_size, 1), ("parts", parts, 1), ("seed", seed, 0)):
     if value < least:
       raise ValueError(f"{name} is {value}; it must be at least {least}.")
   if seed >= 2**32:
     raise ValueError(f"seed is {seed}; it must be below 2**32.")
+  settings = dict(steps=steps, counts=counts, schedule=schedule, spaced=spaced, contexts=contexts, window=window, checks=checks,
+                  criterion=criterion, noise=noise, candidates=candidates)
+  for name, problem in samplers.problems(sampler, settings):
+    raise ValueError(f"{name} {problem}")
+  if sampler in samplers.OF_DECODERS:
+    entries.check_decoder(model, sampler)
+  if sampler in samplers.CHOOSE_ORDERS and order != "uniform":
+    raise ValueError(f"order is {order!r}, and sampler {sampler} chooses it; give 'uniform'.")
   given = _given(prompts, tokenizer, length, model.block_size)
   spec = order if isinstance(order, str) else f"explicit({tuple(map(operator.index, order))})"
   orders.check_constant(spec)
@@ -143,8 +172,10 @@ def stream_generate(
   # Raises what is wrong with the arguments left now, and not at the first batch.
   plan_lib.make_plan(np.zeros((1, 1)), np.zeros((1, 1), bool), steps or 1, counts=counts, schedule=schedule)
   filters = filters_lib.Filters(tokenizer.vocab_size, temperature=temperature, top_p=top_p, top_k=top_k, top_p_rule=top_p_rule)
-  sampler = dict(dtype=np.dtype(model.dtype).name, steps=steps, counts=counts, schedule=schedule, temperature=temperature,
-                 top_p=top_p, top_p_rule=top_p_rule, top_k=top_k, contexts=contexts)
+  read = {name: settings[name] for name in samplers.SAMPLERS[sampler]}
+  about = dict(dtype=np.dtype(model.dtype).name, sampler=sampler, **read, temperature=temperature, top_p=top_p,
+               top_p_rule=top_p_rule, top_k=top_k)
+  own = {name: value for name, value in read.items() if name not in _OF_PLAN}
 
   def batches():
     rows = [(p, s) for p in range(len(given)) for s in range(num_samples)]
@@ -159,17 +190,17 @@ def stream_generate(
       for b, (prompt, p, s) in enumerate(zip(prompts, *filled)):
         order = drawn_orders[len(prompt.tokens)][b]
         plans.append(plan_lib.make_plan(order[None], prompt.known[None], steps or len(order), counts=counts, schedule=schedule,
-                                        rng=np.random.default_rng((seed, p, s))))
+                                        spaced=spaced, rng=np.random.default_rng((seed, p, s))))
       plan = _together(plans, model.block_size)
       tokens = np.stack([np.pad(prompt.tokens, (0, plan.orders.shape[1] - len(prompt.tokens))) for prompt in prompts])
-      stream = decode.stream(model, params, plan, tokens, _keys(spec, np.uint32(seed), *filled), filters, contexts=contexts,
-                             mesh=mesh, parts=parts)
+      stream = STREAMS[sampler](model, params, plan, tokens, _keys(spec, np.uint32(seed), *filled), filters, mesh=mesh, parts=parts,
+                                **own)
       for samples in _not_too_often(stream):
-        columns = samples.tokens, samples.log_probs, samples.steps
+        columns = samples.tokens, samples.log_probs, samples.steps, samples.orders
         texts = [
             _text(prompt, tokenizer, *(x[: len(prompt.tokens)] for x in row), prompt_index=p, sample_index=s, seed=seed,
-                  order=spec, positions=own.orders[0].tolist(), evaluations=own.evaluations, sampler=sampler)
-            for (p, s), prompt, own, *row in zip(batch, prompts, plans, *columns)]
+                  order=sampler if sampler in samplers.CHOOSE_ORDERS else spec, evaluations=int(evaluations), sampler=about)
+            for (p, s), prompt, evaluations, *row in zip(batch, prompts, samples.evaluations_each, *columns)]
         yield texts
         if all(text.complete for text in texts):
           break  # what the stream may have left is of the rows that fill the batch up
@@ -177,7 +208,7 @@ def stream_generate(
   return batches()
 
 
-def _not_too_often(stream: Iterator[decode.Samples]) -> Iterator[decode.Samples]:
+def _not_too_often(stream: Iterator[entries.Samples]) -> Iterator[entries.Samples]:
   """Passes over samples before the last so that what is done with them takes a fifth of the time at most.
 
   With several processes it passes over none: their clocks differ, and what they draw together ends with what they have seen.
@@ -194,10 +225,10 @@ def _not_too_often(stream: Iterator[decode.Samples]) -> Iterator[decode.Samples]
     yield passed_over
 
 
-def _text(prompt, tokenizer, ids, log_probs, steps, **fields) -> Text:
+def _text(prompt, tokenizer, ids, log_probs, steps, positions, **fields) -> Text:
   ids = np.where(prompt.known, prompt.tokens, ids)
   return Text(prompt=prompt.text, text="".join(piece for piece, _ in pieces(ids, tokenizer)), ids=ids.tolist(),
-              steps=steps.tolist(), log_probs=[round(x, 6) for x in log_probs.tolist()], **fields)
+              positions=positions.tolist(), steps=steps.tolist(), log_probs=[round(x, 6) for x in log_probs.tolist()], **fields)
 
 
 def _given(prompts, tokenizer, length, block_size) -> list[prompts_lib.Prompt]:
