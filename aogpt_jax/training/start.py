@@ -19,7 +19,8 @@ from aogpt_jax.training import checkpoints
 from aogpt_jax.training import step as step_lib
 
 # Fields of a module that have no say in what it computes from parameters, but for rounding.
-_FREE = ("dtype", "param_dtype", "remat", "scan_layers", "gate_init", "weight_init", "position_init", "parent", "name")
+_FREE = ("dtype", "param_dtype", "remat", "scan_layers", "head_chunk", "backend", "gate_init", "weight_init", "position_init",
+         "parent", "name")
 
 
 def check(config: ml_collections.ConfigDict, model: nn.Module, tokenizer: tokenizers.Tokenizer) -> None:
@@ -40,6 +41,7 @@ def check(config: ml_collections.ConfigDict, model: nn.Module, tokenizer: tokeni
                    f"{theirs.vocab_size}; set it to gpt2, or to the rank file of this one.")
   else:
     their_config, has_optimizer = checkpoints.describe(name)
+    their_config.model.attention = "auto"  # of devices that need not be here
     theirs = models.build_model(their_config)
     for field in sorted({*vars(model), *vars(theirs)} - {*_FREE}):
       ours, wanted = getattr(model, field, "none"), getattr(theirs, field, "none")
