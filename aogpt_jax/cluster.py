@@ -34,6 +34,8 @@ _SILENCE, _QUESTIONS = 10, 4
 _HEARTBEAT_SECONDS = 60
 # An answer to the roll call may come so much later than the time that it was due.
 _GRACE_SECONDS = 5.0
+# In which a file system of a network shows one host what another has written.
+_SEEN_SECONDS = 3.0
 # jax's names of the clusters that are detected; it knows others, whose detection asks for packages or for a flag.
 _DETECTED = ("slurm", "tpu", "gcetpu", "gketpu")
 
@@ -286,9 +288,8 @@ class _Channel:
             self._lost(message["ended"], message["why"])
 
   def _lost(self, index: int, why: str) -> None:
-    because = f" ({why})" if why else ""
-    self.end(f"error: process {index} of {self.place.count} has ended{because}; start all of them again, and the run goes on "
-             "from its newest checkpoint.", 1, index, why)
+    what = f": {why}" if why else "; start all of them again, and the run goes on from its newest checkpoint."
+    self.end(f"error: process {index} of {self.place.count} has ended{what}", 1, index, why)
 
   def end(self, line: str, status: int, index: int, why: str) -> None:
     """Ends this process at once, and tells the others that process `index` has ended; the first call counts."""
@@ -385,7 +386,10 @@ def shares(directory: pathlib.Path) -> bool:
   if _channel.place.index == 0:
     mark.touch()
   gather(None)
-  seen = all(gather(mark.name in os.listdir(directory)))  # the list, since a network's file system may know it before the file
+  deadline = time.monotonic() + _SEEN_SECONDS
+  while not (seen := mark.name in os.listdir(directory)) and time.monotonic() < deadline:
+    time.sleep(0.1)
+  seen = all(gather(seen))
   if _channel.place.index == 0:
     mark.unlink()
   return seen
@@ -407,7 +411,7 @@ def end(line: str) -> None:
     SystemExit: in a run of one process.
   """
   if _channel:
-    _channel.end(line, 1, _channel.place.index, line)
+    _channel.end(line, 1, _channel.place.index, line.removeprefix("error: "))
   sys.exit(line or 1)
 
 

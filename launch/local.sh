@@ -102,7 +102,7 @@ while [ "${#left[@]}" -gt 0 ]; do
     ) &
     stopper=$!
   fi
-done
+done 2>/dev/null # what bash says of a process that a signal has ended
 if [ -n "${stopper:-}" ]; then
   kill -- "-$stopper" || true
   wait "$stopper" || true # quietly
