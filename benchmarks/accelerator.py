@@ -4,15 +4,16 @@
     python benchmarks/accelerator.py --output=results --dry_run   # the same at toy sizes, on any machine
 
 It trains configs/small.py for 50 steps and configs/medium.py for 20, on random tokens, at the largest batch that fits, split over all
-devices by fsdp; then it draws 32 texts by configs/medium.py in 64, 128, 256, 512 and 1024 steps. Parameters are initial ones: the time
-does not depend on them. Each part is a process of its own, so that its peak of memory is its own, and one that fails stops no other.
+devices by fsdp; then it draws 32 texts by configs/medium.py in 64, 128, 256, 512 and 1024 steps. Parameters are initial ones: the
+time does not depend on them. Each part is a process of its own, so that its peak of memory is its own, and one that fails stops no
+other.
 
 Tokens/s are of all steps but the first two, which compile and warm up. MFU, model FLOP utilisation, is
 
     tokens/s x FLOPs per token / (devices x peak FLOP/s of a device in bfloat16)
 
-with both of aogpt_jax/training/flops.py: 6 FLOPs per token and matmul weight, and attention's, of which what is masked counts nothing;
-recomputation counts nothing. Sampling is timed at its second run; the first compiles.
+with both of aogpt_jax/training/flops.py: 6 FLOPs per token and matmul weight, and attention's, of which what is masked counts
+nothing; recomputation counts nothing. Sampling is timed at its second run; the first compiles.
 """
 
 import argparse

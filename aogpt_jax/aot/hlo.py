@@ -6,7 +6,8 @@ import dataclasses
 import math
 import re
 
-_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all", "collective-broadcast")
+_KINDS = ("all-gather", "all-reduce", "reduce-scatter", "collective-permute", "all-to-all", "ragged-all-to-all",
+          "collective-broadcast")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\) -> .* \{")
 # Greedy up to the opcode, which is the first word before a parenthesis after the type.
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w\-]*)\((.*)$")
@@ -46,8 +47,8 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
   Raises:
     ValueError: it has a loop whose passes are not known.
   """
-  # One that runs beside other work, a piece in each fusion or pass of a loop, is as many instructions of one channel; the first of them
-  # runs as often as the whole.
+  # One that runs beside other work, a piece in each fusion or pass of a loop, is as many instructions of one channel; the first of
+  # them runs as often as the whole.
   pieces: dict[str, dict[str, tuple[int, list[tuple[str, str, int, int]]]]] = {}
   for name, opcode, result, rest, times in _instructions(text):
     kind = opcode.removesuffix("-start")

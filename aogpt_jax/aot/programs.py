@@ -235,7 +235,10 @@ def _bytes(tree: Any, where: Any = None) -> int:
 def _compile(
     name: str, traced: jax.stages.Traced, outputs: Any, counted: dict[str, int]
 ) -> tuple[Memory, Any, jax.stages.Compiled | None]:
-  """What the program needs, its outputs with the shardings that the compiler chose, and itself; `counted` stands in where it fails."""
+  """What the program needs, its outputs with the shardings that the compiler chose, and itself.
+
+  Where it does not compile, `counted` stands in.
+  """
   begin = time.monotonic()
   try:
     compiled = traced.lower().compile()

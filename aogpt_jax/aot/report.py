@@ -124,8 +124,9 @@ def _training(report: Report) -> list[str]:
   if r := t.roofline:
     communication = "not known" if r.communication is None else f"{r.communication:.3f} s"
     says += [
-        f"FLOPs of a step: model {r.formula_weights + r.formula_attention:.4g}; counted {r.weights / r.formula_weights:.4f} times the formula's with weights, "
-        f"{r.attention / r.formula_attention:.4f} times those of attention; {r.float32:.1%} of them on float32 before compiling",
+        f"FLOPs of a step: model {r.formula_weights + r.formula_attention:.4g}; counted {r.weights / r.formula_weights:.4f} times "
+        f"the formula's with weights, {r.attention / r.formula_attention:.4f} times those of attention; "
+        f"{r.float32:.1%} of them on float32 before compiling",
         f"at best {r.step:.3f} s a step, {r.utilisation:.0%} of peak: compute {r.compute:.3f} s, memory {r.memory:.3f} s, "
         f"communication {communication} (aogpt_jax/aot/roofline.py says what is assumed)"]
   if report.largest:
