@@ -15,14 +15,18 @@ from conftest import run_on_eight_devices
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import sharding
+from aogpt_jax.sampling import adaptive
+from aogpt_jax.sampling import burst
 from aogpt_jax.sampling import decode
 from aogpt_jax.sampling import filters
 from aogpt_jax.sampling import plan
+from aogpt_jax.sampling import speculative
 from aogpt_jax.training import step as step_lib
 from flax import linen as nn
 
 MESHES = {"data": dict(data=8), "tensor": dict(data=4, tensor=2), "fsdp": dict(fsdp=8), "all": dict(data=2, fsdp=2, tensor=2)}
 BATCHES = (1, 5, 8, 13)
+SAMPLERS = {"speculative": (speculative, dict(window=2)), "burst": (burst, dict(checks=2)), "adaptive": (adaptive, {})}
 LENGTH = 16
 COLLECTIVES = "all-reduce|all-gather|all-to-all|reduce-scatter|collective-permute|collective-broadcast"
 
@@ -49,6 +53,14 @@ def test_so_they_are_of_a_model_whose_targets_are_added_to_its_input(elsewhere):
   arrays, _ = elsewhere
   np.testing.assert_array_equal(arrays["input/all/tokens"], arrays["input/one/tokens"])
   np.testing.assert_allclose(arrays["input/all/log_probs"], arrays["input/one/log_probs"], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_so_they_are_by_every_sampler(elsewhere, sampler):
+  arrays, _ = elsewhere
+  for field in ("tokens", "steps", "orders", "evaluations_each"):
+    np.testing.assert_array_equal(arrays[f"{sampler}/all/{field}"], arrays[f"{sampler}/one/{field}"])
+  assert arrays[f"{sampler}/one/evaluations_each"].max() > 1
 
 
 def test_the_samples_compared_differ_from_each_other(elsewhere):
@@ -143,6 +155,9 @@ def main(directory):
   for name, axes in (("one", {}), ("all", MESHES["all"])):
     mesh = make_mesh(**axes)
     record(f"input/{name}", 5, *model_on(mesh, target="input", tied_head=True), mesh=mesh)
+    for sampler, (module, options) in SAMPLERS.items():
+      out = module.sample(*model_on(mesh), *arguments(5), **options, mesh=mesh)
+      arrays.update({f"{sampler}/{name}/{field}": getattr(out, field) for field in ("tokens", "steps", "orders", "evaluations_each")})
   np.savez(os.path.join(directory, "arrays.npz"), **arrays)
   pathlib.Path(directory, "texts.json").write_text(json.dumps(texts), encoding="utf-8")
 

@@ -1,12 +1,14 @@
 """What every sampler keeps: what is given, its counts, its order, and a sample whatever its batch; what does not fit is said."""
 
 import dataclasses
+import inspect
 
 import jax
 import numpy as np
 import pytest
 
 import random_models
+from aogpt_jax import config as config_lib
 from aogpt_jax import samplers
 from aogpt_jax import sampling
 from aogpt_jax.data import tokenizers
@@ -141,6 +143,13 @@ def test_texts_of_any_prompts_say_how_they_were_drawn(of_bytes, options):
 def test_settings_that_do_not_fit_are_named(of_bytes, options, expected):
   with pytest.raises(ValueError, match=expected):
     sampling.generate(*of_bytes, BYTES, **options)
+
+
+def test_settings_have_one_default_wherever_they_are_given():
+  sample = config_lib.default_config().sample
+  arguments = inspect.signature(sampling.generate).parameters
+  for name, default in (samplers.DEFAULTS | {"sampler": "plan"}).items():
+    assert sample[name] == arguments[name].default == default
 
 
 @pytest.mark.parametrize("sampler", ["speculative", "burst"])
