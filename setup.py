@@ -31,7 +31,8 @@ EXTRAS = {
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.4"],  # for what will read checkpoints of the PyTorch code
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # GPT-2's weights, and downloading them by name
-    "test": ["pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5"],
+    # the tests of pages run in a Chromium, which they find on the PATH or in $CHROMIUM, or `playwright install chromium` downloads
+    "test": ["playwright>=1.49", "pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5"],
 }
 
 setuptools.setup(
@@ -43,6 +44,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["aogpt_jax", "aogpt_jax.*"]),
+    package_data={"aogpt_jax.sampling": ["page.html"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

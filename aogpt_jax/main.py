@@ -25,6 +25,7 @@ from aogpt_jax.evaluation import generative
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import zero_shot
 from aogpt_jax.sampling import output
+from aogpt_jax.sampling import page
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
 from aogpt_jax.training import loop
@@ -32,6 +33,7 @@ from aogpt_jax.training import loop
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
 _MODE = flags.DEFINE_enum("mode", "all", run_lib.MODES, "What to do; all trains, evaluates and samples.")
+_HTML = flags.DEFINE_string("html", "", "File for a page that shows the texts as they were drawn, where the mode draws some.")
 
 
 def main(argv: list[str]) -> None:
@@ -44,6 +46,7 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   # A user's error gets one line: what, where and how to fix it. A bug keeps its traceback.
   try:
+    page.check(_HTML.value, _MODE.value)
     run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     sys.exit(f"error: {e}")
@@ -116,6 +119,8 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     console.say(f"sampling from step {step:,}, EMA weights, into {run.workdir}/samples.jsonl")
     written += output.draw(run.workdir, run.model, params, run.tokenizer, run.prompts, run.config.sample, run.mesh,
                            {"weights": "ema", "checkpoint_step": step})
+    if _HTML.value:
+      written.append(page.write(_HTML.value, run.workdir / "samples.jsonl", run.model, params, run.tokenizer))
   if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
     written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))

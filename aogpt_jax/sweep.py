@@ -160,6 +160,8 @@ def main(argv: list[str]) -> None:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
   if flags.FLAGS["mode"].present:
     sys.exit("error: --mode: the units of a sweep train, evaluate and sample; leave it out.")
+  if flags.FLAGS["html"].present:
+    sys.exit("error: --html: is a page of one run; draw it from a unit that is finished, by aogpt_jax.main and --mode=sample.")
   jax.config.update("jax_platforms", "cpu")  # accelerators are left to the units
   config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}"
