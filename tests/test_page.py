@@ -394,12 +394,12 @@ def test_prompt_order_and_sample_choose_a_text(show):
   shown = show(list(made.values()))
   assert shown.locator("#prompt option").all_inner_texts() == ["1: prompt 0", "2: prompt 1"]
   for (p, o, s), (text, _) in made.items():
-    shown.select_option("#prompt", value=str(p))
+    shown.select_option("#prompt", label=f"{p + 1}: prompt {p}")
     shown.select_option("#order", o)
-    shown.select_option("#sample", value=str(s))
+    shown.select_option("#sample", label=str(s + 1))
     assert frame(shown) == text.text
   shown.select_option("#order", "uniform")
-  shown.select_option("#sample", value="2")
+  shown.select_option("#sample", label="3")
   shown.select_option("#order", "left_to_right")
   assert frame(shown) == made[1, "left_to_right", 0][0].text
 
@@ -442,7 +442,7 @@ def test_the_command_writes_a_page_of_what_it_has_drawn(command, untrained, tmp_
   shown = show(None, html=html)
   for record_ in records:
     shown.select_option("#order", record_["order"])
-    shown.select_option("#sample", value=str(record_["sample_index"]))
+    shown.select_option("#sample", label=str(record_["sample_index"] + 1))
     assert frame(shown) == console.printable(record_["text"])
     shown.evaluate("go(0)")
     assert frame(shown) == "an?????er"
