@@ -163,6 +163,8 @@ def main(argv: list[str]) -> None:
   for flag in main_lib.CLUSTER_FLAGS:
     if flags.FLAGS[flag].present:
       sys.exit(f"error: --{flag}: a sweep runs on one machine, each unit in a process of its own; leave it out.")
+  if flags.FLAGS["html"].present:
+    sys.exit("error: --html: is a page of one run; draw it from a unit that is finished, by aogpt_jax.main and --mode=sample.")
   jax.config.update("jax_platforms", "cpu")  # accelerators are left to the units
   config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
   workdir = flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}"

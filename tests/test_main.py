@@ -33,6 +33,7 @@ from conftest import ROOT
     (["--mode=sample", "sample.prompt=[[3]]", "sample.orders=('explicit((1, 0))',)"], "of 2 tokens, and the text has 3"),
     (["--mode=eval"], "there is no checkpoint"),
     (["--mode=tune"], "--mode"),
+    (["--mode=train", "--html=page.html"], "--html=page.html: --mode=train draws no texts to show; give --mode=sample"),
     (["--workdir=/dev/null"], "--workdir=/dev/null: can't be written to"),
     (["--workdri=x"], "workdri"),
 ])

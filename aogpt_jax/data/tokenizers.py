@@ -79,6 +79,14 @@ class Tokenizer:
         out.append(BOUNDARY.encode() if i == self.boundary_id else "\ufffd".encode())
     return b"".join(out).decode("utf-8", errors="replace")
 
+  def bytes_of(self, token: int) -> bytes:
+    """The bytes that an id stands for; b"<|endoftext|>" for the boundary.
+
+    Raises:
+      IndexError: the id is outside the vocabulary.
+    """
+    return self._token_bytes[token] if token != self.boundary_id else BOUNDARY.encode()
+
   def word_starts(self, ids: np.ndarray) -> np.ndarray:
     """How many words begin in each token of a text, int [n]; a word is a run of bytes that are no ASCII whitespace.
 
