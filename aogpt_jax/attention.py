@@ -31,7 +31,7 @@ class Backend:
 
   Attributes:
     name: xla, cudnn or splash.
-    mesh: over whose data and fsdp axes the sequences are split, and the heads over tensor; None: they are on one device.
+    mesh: of Splash, over whose data and fsdp axes the sequences are split, and the heads over tensor; None: they are on one device.
     interpret: run Splash without a TPU, operation by operation, as tests do.
   """
 
@@ -62,7 +62,7 @@ def choose(model: ml_collections.ConfigDict, mesh: Mesh | None = None) -> Backen
     needs = {"splash": "TPUs", "cudnn": "NVIDIA GPUs of compute capability 8.0 or later"}[name]
     raise config_lib.ConfigError(
         f"config.model.attention: {name} is for {needs}, and the devices are {device.device_kind}; set it to auto or xla.")
-  return Backend(name, mesh)
+  return Backend(name, mesh if name == "splash" else None)  # XLA splits the others itself
 
 
 def _is_nvidia(device: jax.Device) -> bool:
