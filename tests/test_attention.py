@@ -20,6 +20,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import load_model
 from aogpt_jax import sharding
 from aogpt_jax.training import checkpoints
+from aogpt_jax.training import flops
 from aogpt_jax.training import step as step_lib
 
 needs_libtpu = pytest.mark.skipif(
@@ -68,6 +69,17 @@ def test_splash_on_a_mesh_computes_the_same_for_any_batch_and_heads(tmp_path):
   run_on_eight_devices(__file__, tmp_path / "found.json")
   found = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
   assert len(found) == 2 and all(forward < 1e-5 and backward < 1e-4 for forward, backward in found.values()), found
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_matrix_products_of_splash_and_its_gradients_are_counted(batch):
+  arrays = inputs(batch=batch, length=256)
+  backend = attention.Backend("splash", interpret=True)
+  jaxpr = jax.make_jaxpr(lambda *arrays: outputs_and_gradients(backend, True, *arrays))(*arrays)
+  kernels = [m for m in flops.matmuls(jaxpr) if m.kind == "kernel"]
+  # Of scores and outputs; of scores, their gradient and that of queries; of scores, their gradient and those of keys and values.
+  assert sorted(m.flops / (2 * batch * 2 * 256**2 * 16) for m in kernels) == [2, 3, 4]
+  assert all(m.times == 1 and all(array[0][-3:] == (2, 256, 16) for array in m.operands) for m in kernels)
 
 
 def test_passes_over_parts_of_blocks_are_plain_where_splash_does_not_take_them():

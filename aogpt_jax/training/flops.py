@@ -99,10 +99,10 @@ def matmuls(jaxpr: Any, times: int = 1, devices: int = 1) -> Iterator[Matmul]:
 
 
 def _splash(name: str, arrays: tuple[tuple[tuple[int, ...], Any], ...], times: int, devices: int) -> Matmul:
-  """A kernel of Splash attention; queries, keys and values are what it has most of one shape, [B, H, S, K]."""
+  """A kernel of Splash attention; queries, keys and values are what it has most of one shape, [B, H, S, K], or [H, S, K] of one."""
   products = next((n for part, n in _SPLASH_PRODUCTS.items() if part in name), None)
   if products is None:
     raise NotImplementedError(f"the matrix products of the kernel {name} are not known.")
-  (shape, _), _ = collections.Counter(a for a in arrays if len(a[0]) == 4).most_common(1)[0]
+  (shape, _), _ = collections.Counter(a for a in arrays if len(a[0]) >= 3).most_common(1)[0]
   used = tuple(a for a in arrays if a[0] == shape)
-  return Matmul("kernel", 2.0 * products * math.prod(shape) * shape[2], times, devices, used, False)
+  return Matmul("kernel", 2.0 * products * math.prod(shape) * shape[-2], times, devices, used, False)
