@@ -178,8 +178,8 @@ def default_config() -> ml_collections.ConfigDict:
           length=0,  # tokens of a text; 0: block_size, or the prompt's length where it has blanks
           # Of generation: names as for training orders, or explicit((3, 0, 2, 1)), but no schedules.
           orders=("left_to_right", "uniform"),
-          # plan, which knows beforehand what is drawn in which step; speculative, as a plan of one token a step but in fewer passes; burst,
-          # of sigma-GPT, which is not exact; or adaptive, the surest tokens first. The last two choose orders themselves.
+          # plan, which knows beforehand what is drawn in which step; speculative, as a plan of one token a step but in fewer passes;
+          # burst, of sigma-GPT, which is not exact; or adaptive, the surest tokens first. The last two choose orders themselves.
           sampler="plan",
           steps=0,  # S, in which a text is drawn; 0: as many as it has tokens. Of plan and adaptive, as the next two
           counts="fixed",  # of tokens in each step: fixed, or binomial as in the masked-diffusion process

@@ -1,6 +1,6 @@
 """Do samplers draw from the model's distribution? Chi-squared tests against all sequences of a small model, enumerated.
 
-    python benchmarks/decoding_exactness.py [--samples=200000]
+    python benchmarks/decoding_exactness.py [--samples=200000] [--model random trained]
 
 A model of four tokens of three kinds, with random weights and trained for a minute, is sampled speculatively with windows of 1, 2 and 4
 at temperature 1 and 0.7 and with top-p 0.9, in one order, against the distribution of one token a step in it; and in bursts, against
@@ -30,14 +30,15 @@ SEQUENCES = np.array(list(itertools.product(range(3), repeat=4)), np.int32)
 ORDERS = np.array(list(itertools.permutations(range(4))), np.int32)
 
 
-def make_models():
-  """Yields (name, model, parameters)."""
+def make_model(name):
+  """A model and its parameters, "random" or "trained"."""
   config = config_lib.default_config()
   config.model.update(layers=1, width=8, heads=2, block_size=4, vocab_size=3, cond_width=8, gate_init=1.0, dtype="float32")
   model = build_model(config)
   initial = nn.unbox(step_lib.init_params(model, 0))
   rng = np.random.default_rng(0)
-  yield "random", model, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32), initial)
+  if name == "random":
+    return model, jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape, scale=0.3), jnp.float32), initial)
   probabilities = rng.dirichlet(np.full(len(SEQUENCES), 0.3))
   optimizer = optax.adam(3e-3)
 
@@ -52,7 +53,7 @@ def make_models():
   for _ in range(2000):
     tokens = SEQUENCES[rng.choice(len(SEQUENCES), 128, p=probabilities)]
     params, state = update(params, state, tokens, ORDERS[rng.integers(0, 24, 128)])
-  yield "trained", model, params
+  return model, params
 
 
 def expected(model, params, orders, kept):
@@ -67,11 +68,14 @@ def expected(model, params, orders, kept):
 def main():
   parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
   parser.add_argument("--samples", type=int, default=200_000)
-  batch = parser.parse_args().samples
+  parser.add_argument("--model", choices=("random", "trained"), nargs="*", default=("random", "trained"))
+  args = parser.parse_args()
+  batch = args.samples
   order = np.array([2, 0, 3, 1], np.int32)
   made = plan.make_plan(np.tile(order, (batch, 1)), np.zeros((batch, 4), bool), 4)
   keys = jax.random.split(jax.random.key(0), batch)
-  for name, model, params in make_models():
+  for name in args.model:
+    model, params = make_model(name)
     for options in (dict(), dict(temperature=0.7), dict(top_p=0.9)):
       kept = filters.Filters(3, **options)
       in_order, in_any = expected(model, params, order[None], kept)[0], expected(model, params, ORDERS, kept).mean(axis=0)

@@ -132,8 +132,8 @@ def _samples(plan, passes, known, orders, drawn, log_probs):
 @functools.cache
 def _program(model: nn.Module, mesh: Mesh) -> entries.Program:
   rows, cache = sharding.batch_sharding(mesh), sharding.heads_sharding(mesh, model.heads)
-  return entries.Program(mesh, functools.partial(_adapt, model), static_argnums=(0, 1, 2, 3, 4), out_shardings=(*[rows] * 5, cache),
-                         donate_argnames=("known", "before", "orders", "drawn", "log_probs", "cache"))
+  return entries.Program(mesh, functools.partial(_adapt, model), static_argnums=(0, 1, 2, 3, 4),
+                         out_shardings=(*[rows] * 5, cache), donate_argnames=("known", "before", "orders", "drawn", "log_probs", "cache"))
 
 
 def _adapt(model, width, asked, most, criterion, subset, prepared, filters, scale, keys, ends, counts, begin, end, known, before,

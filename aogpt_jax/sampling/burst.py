@@ -1,9 +1,10 @@
 """Burst sampling of sigma-GPT (Pannatier et al., arXiv 2404.09562): several tokens at once, not quite from the model's distribution.
 
-In each round, all open positions are drafted in parallel, as if they were independent. Several random orders of them are checked, each in
-one causal pass over the draft; in each, tokens are accepted from the left with probability min(1, q / p), p being what a token was
-drafted from and q what it would have been drawn from in that order. The order in which most are accepted is taken, with those tokens,
-and the rest is drafted anew. The first token of an order has q = p and is always accepted, so that each round draws at least one.
+In each round, all open positions are drafted in parallel, as if they were independent. Several random orders of them are checked,
+each in one causal pass over the draft; in each, tokens are accepted from the left with probability min(1, q / p), p being what a token
+was drafted from and q what it would have been drawn from in that order. The order in which most are accepted is taken, with those
+tokens, and the rest is drafted anew. The first token of an order has q = p and is always accepted, so that each round draws at least
+one.
 
 It is not exact. A token that is not accepted is not drawn anew from what the draft missed, and the order is chosen by what was
 accepted: tokens that agree with the draft come out too often. `speculative` has neither fault. It is here for comparison.
@@ -111,9 +112,10 @@ def _stream(model, params, plan, tokens, keys, filters, checks, mesh, parts):
 @functools.cache
 def _program(model: nn.Module, mesh: Mesh) -> entries.Program:
   rows = sharding.batch_sharding(mesh)
-  shardings = _State(rounds=sharding.replicated(mesh), known=rows, evaluations=rows, orders=rows, drawn=rows, log_probs=rows, steps=rows,
-                     cache=sharding.heads_sharding(mesh, model.heads))
-  return entries.Program(mesh, functools.partial(_burst, model), static_argnums=(0,), out_shardings=shardings, donate_argnames="state")
+  shardings = _State(rounds=sharding.replicated(mesh), known=rows, evaluations=rows, orders=rows, drawn=rows, log_probs=rows,
+                     steps=rows, cache=sharding.heads_sharding(mesh, model.heads))
+  return entries.Program(mesh, functools.partial(_burst, model), static_argnums=(0,), out_shardings=shardings,
+                         donate_argnames="state")
 
 
 def _burst(model, checks, prepared, filters, keys, ends, limit, state):
