@@ -68,7 +68,7 @@ def _check_model(config: ml_collections.ConfigDict, mesh: dict[str, int], device
       if size % mesh[axis]:
         fitting = [n for n in range(1, devices + 1) if not devices % n and not any(size % n for _, size in parts)]
         raise ValueError(f"config.mesh.{axis}: {mesh[axis]} does not divide {name} = {size}; of {devices} devices it can be "
-                         f"{', '.join(map(str, fitting))}, or {name.split(' x ')[-1]} another number.")
+                         f"{', '.join(map(str, fitting))}; or change {name.split(' x ')[-1]}.")
 
 
 def check_batch(field: str, sequences: int, mesh: Mesh) -> None:
@@ -154,24 +154,25 @@ def is_no_gather(prim: jax.extend.core.Primitive, *_: Any, **params: Any) -> boo
 
 def look_up(table: jax.Array, ids: jax.Array, axes: Sequence[str], dtype: Any) -> jax.Array:
   """Rows of a parameter with these logical axes, in `dtype`, [..., width] for ids [...]; their gradients are summed in float32."""
-  return _look_up((_in_use(axes), jnp.dtype(dtype), table.shape), table, ids)
+  return _look_up(_in_use(axes), jnp.dtype(dtype), jax.ShapeDtypeStruct(table.shape, table.dtype), table, ids)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _look_up(how: tuple[P, jnp.dtype, tuple[int, int]], table: jax.Array, ids: jax.Array) -> jax.Array:
-  spec, dtype, _ = how
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _look_up(spec: P, dtype: jnp.dtype, whole: jax.ShapeDtypeStruct, table: jax.Array, ids: jax.Array) -> jax.Array:
+  del whole
   table = table.astype(dtype)
   return (_gather(spec, table) if _axis_sizes() else table)[ids]
 
 
-def _add_up(how: tuple[P, jnp.dtype, tuple[int, int]], ids: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
-  spec, _, shape = how
-  total = jnp.zeros(shape, jnp.float32).at[ids].add(g.astype(jnp.float32))
+def _add_up(spec: P, dtype: jnp.dtype, whole: jax.ShapeDtypeStruct, ids: jax.Array, g: jax.Array) -> tuple[jax.Array, None]:
+  del dtype
+  total = jnp.zeros(whole.shape, jnp.float32).at[ids].add(g.astype(jnp.float32))
   # Each device adds up its own rows of the batch: else they would be sent to where the parts of the table are.
-  return (jax.lax.with_sharding_constraint(total, spec) if _axis_sizes() else total), None
+  total = jax.lax.with_sharding_constraint(total, spec) if _axis_sizes() else total
+  return total.astype(whole.dtype), None
 
 
-_look_up.defvjp(lambda how, table, ids: (_look_up(how, table, ids), ids), _add_up)
+_look_up.defvjp(lambda spec, dtype, whole, table, ids: (_look_up(spec, dtype, whole, table, ids), ids), _add_up)
 
 
 def _in_use(axes: Sequence[str]) -> P:

@@ -106,8 +106,9 @@ class Block(nn.Module):
     Without targets, cond is [S, C] or [B, S, C], a row for each entry.
     """
     # A row goes through the Dense once, not once per example: the modulation depends on the target position alone.
-    tables = sharding.keep_whole(self.tables(cond_TC))
-    rows = tables if targets is None else [table[targets] for table in tables]
+    rows = self.tables(cond_TC)
+    if targets is not None:
+      rows = [table[targets] for table in sharding.keep_whole(rows)]
     x_BSD, (shift1, scale1, gate1, *second) = self._tell(x_BSD, rows)
     h_BSD = self.attention(self.norm1(x_BSD) * (1 + scale1) + shift1)
     return self._mlp(x_BSD + gate1 * h_BSD, *second), None

@@ -115,7 +115,7 @@ def mean_gradient(
     value_and_grad: Callable[..., tuple[jax.Array, Any]], params: Any, tokens: jax.Array, drawn: Any,
     micro_batches: int, mesh: Mesh,
 ) -> tuple[jax.Array, Any]:
-  """Loss and gradient of the whole batch, computed in `micro_batches` equal parts one after another."""
+  """Loss and gradient of the whole batch, computed in `micro_batches` equal parts one after another and added up in float32."""
   if micro_batches == 1:
     return value_and_grad(params, tokens, drawn)
 
@@ -127,6 +127,6 @@ def mean_gradient(
   def add(total, part):
     return jax.tree.map(jnp.add, total, value_and_grad(params, *part)), None
 
-  zero = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-  total, _ = jax.lax.scan(add, zero, jax.tree.map(split, (tokens, drawn)))
-  return jax.tree.map(lambda x: x / micro_batches, total)
+  zero = (jnp.zeros(()), jax.tree.map(lambda p: jnp.zeros_like(p, jnp.float32), params))
+  (loss, grads), _ = jax.lax.scan(add, zero, jax.tree.map(split, (tokens, drawn)))
+  return loss / micro_batches, jax.tree.map(lambda g, p: (g / micro_batches).astype(p.dtype), grads, params)
