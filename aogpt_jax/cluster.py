@@ -11,6 +11,7 @@ would abort the others with a stack trace before they can say why; it does not, 
 
 import dataclasses
 import json
+import logging
 import os
 import pathlib
 import queue
@@ -24,7 +25,7 @@ import time
 from typing import Any
 import uuid
 
-from absl import logging
+from absl import logging as absl_logging
 import jax
 
 # A host that is no longer there closes nothing. The system asks after it when it has been silent for so many seconds, and gives
@@ -335,8 +336,7 @@ def join(place: Place | None, start_timeout: float) -> None:
       channel.end(f"error: jax.distributed does not start: {e}", 1, place.index, "jax.distributed does not start")
   _channel = channel
   # Other processes than the first speak only where something is wrong, and say who they are.
-  handler = logging.get_absl_handler()
-  handler.setFormatter(logging.logging.Formatter(f"process {place.index}: %(levelname)s: %(message)s"))
+  absl_logging.get_absl_handler().setFormatter(logging.Formatter(f"process {place.index}: %(levelname)s: %(message)s"))
 
 
 def _relay(path: str, address: tuple[str, int]) -> None:
