@@ -46,6 +46,8 @@ def sweep() -> Iterator[tuple[str, dict[str, Any]]]:
   units = {
       "uniform": orders,
       "left_to_right": in_order("left_to_right"),
+      "fixed_random": in_order("fixed_random(1)"),
+      "block_wise": in_order("block_wise(4)"),
       **{f"target_{target}": {"model.target": target, "model.gate_init": 0.0}
          for target in ("input", "layer_shared", "layer_distinct")},
       "sigma_gpt": {"model.target": "input", "model.gate_init": 0.0, "model.norm": "layer", "model.qk_norm": False,
@@ -59,8 +61,6 @@ def sweep() -> Iterator[tuple[str, dict[str, Any]]]:
       "urn_uniform": urn,
       "long_uniform": longer | orders,
       "long_left_to_right": longer | in_order("left_to_right"),
-      "long_fixed_random": longer | in_order("fixed_random(1)"),
-      "long_block_wise": longer | in_order("block_wise(4)"),
       "long_mix_0.1": longer | {"orders": "mix(0.1)"},
       "long_encoder_ao": longer | encoder | {"objective": "ao"},
       "long_encoder_ao_mix_0.1": longer | encoder | {"objective": "ao", "orders": "mix(0.1)"},
