@@ -3,10 +3,11 @@
     python -m aogpt_jax.findings --config=configs/findings.py [--jobs=2] [--workdir=DIR] [--page=docs/findings.md] [--redraw]
 
 The config file has a function `sweep()` whose units are named ARM-SEED; see sweep.py. Started again, it goes on where it was.
-What the page needs of each unit is kept beside it in results.json, so that --redraw writes the page again without training, also
-where the workdir is gone.
+What the page needs of each unit is kept beside it in results.json, so that --redraw writes the page again without training, and a
+unit that is there with the same config is not trained again where the workdir is gone; without the file, all are.
 """
 
+import hashlib
 import json
 import os
 import pathlib
@@ -18,6 +19,7 @@ from absl import app
 from absl import flags
 import jax
 from ml_collections import config_flags
+import ml_collections
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
@@ -32,6 +34,13 @@ _PAGE = flags.DEFINE_string("page", "docs/findings.md", "Where the page is writt
 _REDRAW = flags.DEFINE_bool("redraw", False, "Write the page from the results beside it, and train nothing.")
 
 
+def digest(config: ml_collections.ConfigDict) -> str:
+  """Of what a config sets otherwise than `default_config()`: the same when fields are added there later."""
+  default = config_lib.flat(config_lib.default_config())
+  changed = {field: value for field, value in config_lib.flat(config).items() if value != default[field]}
+  return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def collect(unit: sweep.Unit) -> dict[str, Any]:
   """What the page needs of a finished unit: its curves, and the figures of its last evaluation; nats per token."""
   arm, _, seed = unit.name.rpartition("-")
@@ -42,7 +51,7 @@ def collect(unit: sweep.Unit) -> dict[str, Any]:
   seconds = [record["step_seconds"] for record in records if "step_seconds" in record]
   params = jax.eval_shape(lambda: step_lib.init_params(models.build_model(unit.config), 0))
   return {
-      "arm": arm, "seed": int(seed), "steps": unit.config.steps,
+      "arm": arm, "seed": int(seed), "config": digest(unit.config), "steps": unit.config.steps,
       "tokens_per_step": unit.config.batch_size * unit.config.model.block_size,
       "block_size": unit.config.model.block_size, "sequences": evaluation[labels[0]]["sequences"],
       "parameters": sum(x.size for x in jax.tree.leaves(params)), "step_seconds": round(sum(seconds) / len(seconds), 4),
@@ -52,6 +61,11 @@ def collect(unit: sweep.Unit) -> dict[str, Any]:
       "stderr": {label: round(evaluation[label]["stderr_sequences"], 5) for label in labels},
       "ensemble": {size: round(e["nats_per_token"], 5) for size, e in evaluation["ensemble"].items()},
       "gap": {"ao": gap["ao"], **{rule: g["difference"] for rule, g in gap["rules"].items()}} if gap else {}}
+
+
+def _key(unit: sweep.Unit) -> tuple[str, int, str]:
+  arm, _, seed = unit.name.rpartition("-")
+  return arm, int(seed), digest(unit.config)
 
 
 def about(config_flag: str, units: list[dict[str, Any]], core_seconds: float) -> dict[str, Any]:
@@ -65,13 +79,11 @@ def about(config_flag: str, units: list[dict[str, Any]], core_seconds: float) ->
       "versions": f"Python {platform.python_version()}, JAX {jax.__version__}"}
 
 
-def train(config_flag: str, units: list[sweep.Unit], workdir: pathlib.Path) -> tuple[dict[str, int], float]:
-  """Runs the units that are not finished; returns those that failed, and the CPU seconds that all starts together took."""
+def train(waiting: list[sweep.Unit], workdir: pathlib.Path, before: float) -> tuple[dict[str, int], float]:
+  """Runs units; returns those that failed, and the CPU seconds that all starts together took, with those of `before` this workdir."""
   workdir.mkdir(parents=True, exist_ok=True)
   path = workdir / "core_seconds.json"
-  before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else 0.0
-  waiting = [unit for unit in units if not held_out.is_done(unit.workdir, unit.config)]
-  console.say(f"findings: {len(units) - len(waiting)} of {len(units)} units of {config_flag} are finished in {workdir}")
+  before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else before
   used = lambda: sum(os.times()[2:4])  # by the units' processes, which is the same beside other work
   begin = used()
   try:
@@ -103,11 +115,18 @@ def main(argv: list[str]) -> None:
         raise config_lib.ConfigError(f"unit {strange[0]!r}: is not named ARM-SEED, as uniform-0.")
     except (ValueError, TypeError) as e:
       sys.exit(f"error: {e}")
+    before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {"about": {"core_seconds": 0}, "units": []}
+    results = {(result["arm"], result["seed"], result.get("config")): result for result in before["units"]}
+    is_kept = lambda unit: _key(unit) in results
+    waiting = [unit for unit in units if not is_kept(unit) and not held_out.is_done(unit.workdir, unit.config)]
+    console.say(f"findings: {len(units) - len(waiting)} of {len(units)} units of {config_flag} are finished in {workdir} or kept in "
+                f"{kept}")
     try:
-      failed, seconds = train(config_flag, units, workdir)
+      failed, seconds = train(waiting, workdir, before["about"]["core_seconds"])
     except KeyboardInterrupt:
       sys.exit("interrupted; the same command goes on")
-    found = [collect(unit) for unit in units if held_out.is_done(unit.workdir, unit.config)]
+    found = [results[_key(unit)] if is_kept(unit) else collect(unit) for unit in units
+             if is_kept(unit) or held_out.is_done(unit.workdir, unit.config)]
     record = {"about": about(config_flag, found, seconds), "units": found}
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_text("{\n" + f'"about": {json.dumps(record["about"])},\n"units": [\n'

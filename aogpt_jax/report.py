@@ -33,6 +33,10 @@ class Results:
   def has(self, *arms: str) -> bool:
     return all(any(unit["arm"] == arm for unit in self.units) for arm in arms)
 
+  def has_all(self, arms: Sequence[str], seeds: set[int]) -> bool:
+    """Whether every one of these arms has all of these seeds."""
+    return all(self.of(arm).keys() == seeds for arm in arms)
+
   def of(self, arm: str) -> dict[int, dict[str, Any]]:
     """The results of an arm by seed."""
     return {unit["seed"]: unit for unit in self.units if unit["arm"] == arm}
@@ -137,9 +141,9 @@ def _orders(r: Results):
 
 
 def _mixture(r: Results):
-  arms = {"uniform": "0", "mix_0.1": "10%", "left_to_right": "100%"}
+  arms = {"uniform": "0", "mix_0.1": "10%", "mix_0.5": "50%", "left_to_right": "100%"}
   rows = [("left-to-right data", "left to right", "any order")]
-  rows += [(label, r.cell(arm, LTR), r.cell(arm, ANY)) for arm, label in arms.items()]
+  rows += [(label, r.cell(arm, LTR), r.cell(arm, ANY)) for arm, label in arms.items() if r.has(arm)]
   ltr, any_order = (r.difference(("mix_0.1", figure), ("uniform", figure)) for figure in (LTR, ANY))
   return verdict([(ltr, -1), (any_order, -1)]), [
       f"10% − none, left to right: {ltr}.", f"10% − none, any order: {any_order}."], rows
@@ -333,15 +337,16 @@ def write(path: pathlib.Path, results: Results, about: dict[str, Any]) -> list[p
   pictures = path.with_suffix("")
   pictures.mkdir(parents=True, exist_ok=True)
   written, chapters, summary = [], [], [("", "claim or question", "verdict")]
+  longer, seeds = results.longer(), {unit["seed"] for unit in results.units}
   for section in SECTIONS:
-    found = [r for r in (results.longer(), results) if r.has(*section.arms)]
-    if not found:
+    of_section = longer if longer.has_all(section.arms, seeds) else results
+    if not of_section.has(*section.arms):
       continue
-    word, lines, rows = section.body(found[0])
+    word, lines, rows = section.body(of_section)
     parts = [f"## {section.title}", section.claim, f"**{word}**", held_out.markdown(rows),
-             "\n".join(f"* {line}" for line in [*lines, _trained(found[0], section.arms)])]
+             "\n".join(f"* {line}" for line in [*lines, _trained(of_section, section.arms)])]
     if section.curves:
-      picture = _draw(pictures / f"{section.name}.png", found[0], section.curves)
+      picture = _draw(pictures / f"{section.name}.png", of_section, section.curves)
       text = f"{section.title}: loss against tokens of training, for {', '.join(section.curves)}"
       parts.insert(3, f"![{text}]({pictures.name}/{picture.name})")
       written.append(picture)

@@ -6,6 +6,8 @@ import re
 import numpy as np
 import pytest
 
+from aogpt_jax import config as config_lib
+from aogpt_jax import findings
 from aogpt_jax import report
 from conftest import ROOT, make_command
 
@@ -60,6 +62,16 @@ def test_every_section_is_written_from_results_with_its_picture(tmp_path):
   expected = np.mean([r["final"]["left_to_right"] for r in results if r["arm"] == "left_to_right"])
   assert f"| left to right | {expected:.3f} ± " in orders and "1.0 core hours" in text
   assert "nan" not in text
+
+
+def test_another_config_has_another_digest_and_a_field_that_is_new_does_not_change_it():
+  config = config_lib.default_config()
+  before = findings.digest(config)
+  config.optimizer.learning_rate = 0.5
+  assert findings.digest(config) != before
+  del config.model["activation"]  # as before the field was there
+  config.optimizer.learning_rate = config_lib.default_config().optimizer.learning_rate
+  assert findings.digest(config) == before
 
 
 def test_a_section_is_of_the_arms_that_were_trained_for_longer_where_it_has_them_all(tmp_path):
@@ -123,5 +135,8 @@ def test_units_run_at_the_same_time_and_their_results_are_drawn_again_without_th
   again = find("--redraw")
   assert again.returncode == 0, again.stderr
   assert (tmp_path / "page.md").read_bytes() == page and not (tmp_path / "runs").exists()
+  kept = find("--jobs=2")  # what is kept beside the page is not trained again
+  assert kept.returncode == 0, kept.stderr
+  assert "findings: 2 of 2 units" in kept.stdout and (tmp_path / "page.md").read_bytes() == page
   lost = command("--page=other.md", "--redraw", config=str(config), module="aogpt_jax.findings")
   assert lost.returncode == 1 and lost.stderr == "error: --redraw: there is no other/results.json; leave it out to train.\n"

@@ -150,10 +150,14 @@ class _AfterBoundary(nn.Module):
 
   gpt2: nn.Module
   boundary: int
+  head_chunk: int = -1
 
-  def __call__(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
+  def features(self, tokens: jax.Array, orders: jax.Array) -> jax.Array:
     del orders
-    return self.gpt2(jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=self.boundary))
+    return self.gpt2.features(jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=self.boundary))
+
+  def head_parameters(self, params: Any) -> tuple[jax.Array, jax.Array]:
+    return params["gpt2"]["tokens"]["embedding"].T, jnp.zeros(self.gpt2.vocab_size)
 
 
 class _Gpt2(_Scorer):

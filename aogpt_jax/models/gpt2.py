@@ -77,23 +77,27 @@ class GPT2(nn.Module):
   eps: float = 1e-5
   dtype: Any = jnp.float32
 
-  @nn.compact
   def __call__(self, tokens: jax.Array) -> jax.Array:
     """float32 logits [B, N, V] for tokens int [B, N], N <= T: `logits[b, i]` predicts the token after `tokens[b, : i + 1]`.
 
     Raises:
       ValueError: more tokens than the block size.
     """
+    x_BND = self.features(tokens)
+    table = self.variables["params"]["tokens"]["embedding"]
+    return jnp.einsum("BND,VD->BNV", x_BND, table.astype(self.dtype), preferred_element_type=jnp.float32)
+
+  @nn.compact
+  def features(self, tokens: jax.Array) -> jax.Array:
+    """What the head is given of every entry, [B, N, D] in `dtype`; the head is the token table, without a bias."""
     length = tokens.shape[1]
     if length > self.block_size:
       raise ValueError(f"{length} tokens do not fit the model's block_size = {self.block_size}.")
-    table = nn.Embed(self.vocab_size, self.width, name="tokens")
-    x_BND = table(tokens) + nn.Embed(self.block_size, self.width, name="positions")(jnp.arange(length))
+    x_BND = nn.Embed(self.vocab_size, self.width, name="tokens")(tokens)
+    x_BND += nn.Embed(self.block_size, self.width, name="positions")(jnp.arange(length))
     blocks = nn.scan(Block, variable_axes={"params": 0}, split_rngs={"params": True}, length=self.layers)
     x_BND, _ = blocks(self.heads, self.eps, self.dtype, name="blocks")(x_BND, None)
-    x_BND = nn.LayerNorm(epsilon=self.eps, use_fast_variance=False, name="norm")(x_BND)
-    return jnp.einsum("BND,VD->BNV", x_BND.astype(self.dtype), table.embedding.astype(self.dtype),
-                      preferred_element_type=jnp.float32)
+    return nn.LayerNorm(epsilon=self.eps, use_fast_variance=False, name="norm")(x_BND).astype(self.dtype)
 
 
 def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
