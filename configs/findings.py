@@ -1,4 +1,4 @@
-"""The paper's findings at a size that two cores train in under two hours: every model of docs/findings.md, three seeds.
+"""The paper's findings at a size that two cores train in hours: every model of docs/findings.md, three seeds.
 
     python -m aogpt_jax.findings --config=configs/findings.py --jobs=2  # trains what is missing, and writes the page
     python -m aogpt_jax.findings --config=configs/findings.py --redraw  # the page again from docs/findings/results.json
