@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from aogpt_jax import console
 from aogpt_jax.evaluation import held_out
 
 # Two-sided 95% quantiles of Student's t, by the number of seeds: with three, errors are themselves uncertain.

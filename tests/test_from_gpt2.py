@@ -1,6 +1,5 @@
 """A decoder that starts from GPT-2: its logits after <|endoftext|>, and one clear line for what does not fit."""
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,8 +8,6 @@ import random_gpt2
 from aogpt_jax import build_model
 from aogpt_jax import config as config_lib
 from aogpt_jax import objectives
-from aogpt_jax.models import from_gpt2
-from aogpt_jax.models import gpt2
 from aogpt_jax.training import start
 
 pytest.importorskip("safetensors", reason="weights are in safetensors: pip install 'aogpt_jax[hf]'")

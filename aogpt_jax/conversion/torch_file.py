@@ -17,7 +17,6 @@ import numpy as np
 
 from aogpt_jax.conversion import names
 from aogpt_jax.conversion import published
-from aogpt_jax.conversion import settings as settings_lib
 
 _COMPILED = "_orig_mod."
 _SAFE_FROM = (2, 6)  # in older ones, a file can get around weights_only (CVE-2025-32434)

@@ -7,7 +7,7 @@ An encoder has no cache. Each of its passes runs the whole block, in which what 
 of what it reveals: ancestral sampling of a masked diffusion model. Steps that reveal nothing have no pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import functools
 from typing import Any
