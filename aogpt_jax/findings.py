@@ -41,9 +41,15 @@ def digest(config: ml_collections.ConfigDict) -> str:
   return hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def _key(unit: sweep.Unit) -> tuple[str, int, str]:
+  """Arm, seed and config, by which a kept result is known."""
+  arm, _, seed = unit.name.rpartition("-")
+  return arm, int(seed), digest(unit.config)
+
+
 def collect(unit: sweep.Unit) -> dict[str, Any]:
   """What the page needs of a finished unit: its curves, and the figures of its last evaluation; nats per token."""
-  arm, _, seed = unit.name.rpartition("-")
+  arm, seed, config = _key(unit)
   evaluation = json.loads((unit.workdir / "eval_validation.json").read_text(encoding="utf-8"))
   labels = [held_out.label(spec) for spec in unit.config.eval.distributions]
   records = [json.loads(line) for line in (unit.workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -51,7 +57,7 @@ def collect(unit: sweep.Unit) -> dict[str, Any]:
   seconds = [record["step_seconds"] for record in records if "step_seconds" in record]
   params = jax.eval_shape(lambda: step_lib.init_params(models.build_model(unit.config), 0))
   return {
-      "arm": arm, "seed": int(seed), "config": digest(unit.config), "steps": unit.config.steps,
+      "arm": arm, "seed": seed, "config": config, "steps": unit.config.steps,
       "tokens_per_step": unit.config.batch_size * unit.config.model.block_size,
       "block_size": unit.config.model.block_size, "sequences": evaluation[labels[0]]["sequences"],
       "parameters": sum(x.size for x in jax.tree.leaves(params)), "step_seconds": round(sum(seconds) / len(seconds), 4),
@@ -61,11 +67,6 @@ def collect(unit: sweep.Unit) -> dict[str, Any]:
       "stderr": {label: round(evaluation[label]["stderr_sequences"], 5) for label in labels},
       "ensemble": {size: round(e["nats_per_token"], 5) for size, e in evaluation["ensemble"].items()},
       "gap": {"ao": gap["ao"], **{rule: g["difference"] for rule, g in gap["rules"].items()}} if gap else {}}
-
-
-def _key(unit: sweep.Unit) -> tuple[str, int, str]:
-  arm, _, seed = unit.name.rpartition("-")
-  return arm, int(seed), digest(unit.config)
 
 
 def about(config_flag: str, units: list[dict[str, Any]], core_seconds: float) -> dict[str, Any]:

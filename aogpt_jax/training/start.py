@@ -7,8 +7,6 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
-import optax
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import models
@@ -16,6 +14,7 @@ from aogpt_jax.data import tokenizers
 from aogpt_jax.models import from_gpt2
 from aogpt_jax.models import gpt2
 from aogpt_jax.training import checkpoints
+from aogpt_jax.training import optimizer
 from aogpt_jax.training import step as step_lib
 
 # Fields of a module that have no say in what it computes from parameters, but for rounding.
@@ -80,7 +79,8 @@ def state(
     new = new.replace(params=None, ema=None)  # room for the others
     params, opt_state = checkpoints.load_start(name, shapes, config.init_weights)
     if opt_state is not None:
-      new = new.replace(opt_state=_with_new_schedule(opt_state))
+      # A copy: a state that is donated must not hold a buffer twice.
+      new = new.replace(opt_state=optimizer.with_adam(opt_state, optimizer.adam(opt_state), jnp.copy(new.step)))
   return new.replace(params=params, ema=jax.tree.map(jnp.copy, params))
 
 
@@ -102,10 +102,3 @@ def _source(config: ml_collections.ConfigDict) -> tuple[str, str]:
   """What config.init_from is, "gpt2" or "run", and its name or directory."""
   kind, colon, name = config.init_from.partition(":")
   return ("gpt2", name) if colon and kind == "gpt2" else ("run", config.init_from)
-
-
-def _with_new_schedule(opt_state: Any) -> Any:
-  is_schedule = lambda s: isinstance(s, optax.ScaleByScheduleState)
-  return jax.tree.map(
-      lambda s: s._replace(count=jax.device_put(np.zeros_like(s.count), s.count.sharding)) if is_schedule(s) else s, opt_state,
-      is_leaf=is_schedule)

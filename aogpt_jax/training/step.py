@@ -38,7 +38,8 @@ class Trainer:
 
   shapes: TrainState  # of ShapeDtypeStructs with their shardings
   init: Callable[[], TrainState]
-  # (state, tokens int32 [B, T], or tokens and parts int32 [B, 2, T] of examples) -> state, {"loss", "grad_norm", "learning_rate"}; the given state is donated.
+  # (state, tokens int32 [B, T], or tokens and parts int32 [B, 2, T] of examples) -> state, {"loss", "grad_norm", "learning_rate"};
+  # the given state is donated.
   step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
 
 
