@@ -166,7 +166,7 @@ def test_byte_order_mark_is_no_text(tmp_path):
   assert [d.text for d in sources.documents(data_config(f"files:{tmp_path}/a.txt")).stream()] == ["hello"]
 
 
-@pytest.mark.parametrize("source", ["", "files:", "stdlib:x", "openwebtext"])
+@pytest.mark.parametrize("source", ["", "files:", "stdlib:x", "urn", "openwebtext"])
 def test_unknown_source_is_an_error(source):
   with pytest.raises(ValueError, match="is not one of 'stdlib'"):
     sources.documents(data_config(source))
