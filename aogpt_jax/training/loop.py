@@ -46,7 +46,8 @@ def train(run: Run) -> step_lib.TrainState:
     state = start_lib.state(config, run.model, run.tokenizer, trainer)
   start = int(jax.device_get(state.step))
   if jax.process_index() == 0:  # for commands that evaluate and sample with the same config
-    config_lib.write_file(config, run.workdir, f"Of the run {run.workdir.name}", f"--config={run.workdir}/{config_lib.FILE}")
+    command = f"python -m aogpt_jax.main --config={run.workdir}/{config_lib.FILE} --mode=sample"
+    config_lib.write_file(config, run.workdir, f"Of the run {run.workdir.name}", command)
   parameters = sum(x.size for x in jax.tree.leaves(trainer.shapes.params))
   console.say(f"model: {parameters:,} parameters; {config.steps:,} steps of {config.batch_size} x "
               f"{config.model.block_size} tokens; {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")
