@@ -123,7 +123,7 @@ class Life:
   def where(self) -> str:
     if not any(line.startswith("first step") for line in self.lines):
       return "compiling" if any(line.startswith("model:") for line in self.lines) else "starting"
-    return "saving" if self.is_saving else "evaluating" if self.is_evaluating else "training"
+    return "evaluating" if self.is_evaluating else "saving" if self.is_saving else "training"
 
   def went_on_from(self) -> int | None:
     said = [line for line in self.lines if line.startswith("going on from the checkpoint of step ")]
@@ -428,7 +428,7 @@ def main() -> None:
       console.say(f"{name}: {times} times; {table[-1][2]}")
   except Lost as e:
     failed = True
-    console.say(f"LOST, in {directory}: {e}")
+    console.say(f"LOST, in {directory}: {str(e)[:3000]}")
   finally:
     if not args.keep and not failed:
       shutil.rmtree(directory)

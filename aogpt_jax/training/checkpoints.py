@@ -16,9 +16,12 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import pathlib
+import re
 from typing import Any
 
+from absl import logging as absl_logging
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,6 +45,16 @@ _policy = ocp.checkpoint_managers
 WEIGHTS = {"ema": "ema", "raw": "params"}
 
 
+def _say_once() -> None:
+  """Has Orbax and asyncio keep the tracebacks of threads and of reads that failed after the first; one of them is raised."""
+  absl_logging.get_absl_logger().addFilter(_is_of_no_orbax_thread)
+  logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+
+
+def _is_of_no_orbax_thread(record: logging.LogRecord) -> bool:
+  return record.filename != "future.py" or "orbax" not in record.pathname
+
+
 class Checkpoints:
   """Saves asynchronously, restores the newest checkpoint that can be restored."""
 
@@ -49,6 +62,7 @@ class Checkpoints:
     self._config = config
     if _directory(workdir).exists() and not _directory(workdir).is_dir():
       raise NotADirectoryError(f"{_directory(workdir)}: is a file; move it away, or give another --workdir.")
+    _say_once()
     preserve = [_policy.LatestN(config.checkpoint.keep)]
     if config.checkpoint.keep_every_steps:
       preserve.append(_policy.EveryNSteps(config.checkpoint.keep_every_steps))
@@ -143,7 +157,9 @@ class Checkpoints:
     try:
       yield
     except Exception as e:  # pylint: disable=broad-exception-caught  # a full disk raises exceptions of many types
-      raise OSError(f"{self._manager.directory}: {what} can't be saved ({_first_line(e)}); see that the disk has room and can be "
+      number = re.search("os_error_code='([0-9]+)'", str(e))
+      why = os.strerror(int(number[1])) if number else _first_line(e)
+      raise OSError(f"{self._manager.directory}: {what} can't be saved ({why}); see that the disk has room and can be "
                     "written to. The checkpoints before it are whole, and the same command goes on from the newest.") from e
 
 
@@ -378,8 +394,6 @@ def _noted() -> Iterator[list[str]]:
     problem += "other", str(e)
   except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
     problem += "damaged", str(e) if isinstance(e, _Damaged) else _first_line(e)
-    # Orbax reads many arrays at once; those that fail after the first report to nobody, a traceback each.
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
 class _Damaged(Exception):
@@ -466,6 +480,7 @@ def _open(workdir: str | pathlib.Path) -> ocp.CheckpointManager:
 
 def _reader(directory: pathlib.Path) -> ocp.CheckpointManager:
   """A manager that restores on this process alone: where it fails, no other process waits for it."""
+  _say_once()
   own = ocp.options.MultiprocessingOptions(
       primary_host=jax.process_index(), active_processes={jax.process_index()}, barrier_sync_key_prefix=f"{jax.process_index()}")
   return ocp.CheckpointManager(
