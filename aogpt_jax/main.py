@@ -6,8 +6,8 @@ On a TPU pod and under SLURM, the processes of a run find each other; elsewhere,
 --num_processes=N and --process_id=I. See launch/README.md.
 
 Exit status: 0 when all is done. 1 after an error or an interrupt, with a line that says what to do; so too on all processes where
-one of them has ended. 143 after SIGTERM: while a run trains, all of its processes save the state after the same step, and the
-same command goes on from it. 2 where absl can't read a flag.
+one of them has ended. While a run trains, SIGTERM and Ctrl-C have all of its processes save the state after the same step, with
+the status 143 or 130, and the same command goes on from it; Ctrl-C a second time stops at once. 2 where absl can't read a flag.
 """
 
 from collections.abc import Callable
@@ -55,7 +55,6 @@ _START_TIMEOUT = flags.DEFINE_float(
 
 # The flags of single processes, which a sweep has no use for.
 CLUSTER_FLAGS = ("coordinator", "num_processes", "process_id", "start_timeout")
-_TERMINATED = 128 + signal.SIGTERM  # what a shell says of a process that SIGTERM has ended
 
 
 def main(argv: list[str]) -> None:
@@ -96,9 +95,9 @@ def main(argv: list[str]) -> None:
     cluster.end(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
   except cluster.Terminated as e:
     if jax.process_index() == 0:
-      print(f"terminated; {e}", file=sys.stderr, flush=True)
+      print(f"{'interrupted' if e.number == signal.SIGINT else 'terminated'}; {e}", file=sys.stderr, flush=True)
     cluster.leave()
-    sys.exit(_TERMINATED)
+    sys.exit(128 + e.number)  # what a shell says of a process that the signal has ended
   except Exception:  # pylint: disable=broad-exception-caught  # of a collective without one of its processes, or a bug
     if not several:
       raise
