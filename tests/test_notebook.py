@@ -68,15 +68,15 @@ def test_the_notebook_says_what_it_runs_on_and_trains_past_the_unigram_entropy(e
 
 def test_its_texts_have_their_lengths_and_keep_what_was_given(executed):
   orders, steps, filled = (texts(executed[name][0]) for name in ("orders", "steps", "fill"))
-  assert (len(orders), len(steps), len(filled)) == (12, 10, 6)
+  assert (len(orders), len(steps), len(filled)) == (16, 8, 4)
   # Bytes that make up no character are shown as one sign or several, and several bytes can make up one character.
-  assert all(16 < len(text) <= 32 for text in orders + steps) and len({*orders, *steps}) == 22
-  for text in filled[:3]:
+  assert all(16 < len(text) <= 32 for text in orders + steps) and len({*orders, *steps}) >= 20
+  for text in filled[:2]:
     assert re.fullmatch("Return the (?s:.{3,9}) of the file", text)
-  for text in filled[3:]:
+  for text in filled[2:]:
     assert re.fullmatch("(?s:.{2,6}) is not a (?s:.{2,6})", text)
   passes = [float(x) for x in re.findall(r"(\d+\.\d) forward passes", executed["steps"][0])]
-  assert passes[:4] == [32, 16, 8, 2] and 2 < passes[4] < 32
+  assert passes[:3] == [32, 8, 2] and 2 < passes[3] < 32
 
 
 def test_it_shows_pictures_and_a_page_of_the_texts(executed):
@@ -85,33 +85,41 @@ def test_it_shows_pictures_and_a_page_of_the_texts(executed):
     assert picture[:4] == b"\x89PNG" and 5_000 < len(picture) < 150_000, f"{name}: {len(picture)} bytes"
   page = html.unescape(re.search('srcdoc="([^"]*)"', executed["page"][1]["text/html"])[1])
   shown = json.loads(page.split('id="data">')[1].split("</script>")[0])["texts"]
-  assert [len(text["tokens"]) for text in shown] == [32, 32] + [27] * 3 + [22] * 3
-  assert [max(text["steps"]) for text in shown] == [8, 8] + [9] * 3 + [12] * 3
-  assert [text["steps"].count(0) for text in shown] == [0, 0] + [18] * 3 + [10] * 3
+  assert [len(text["tokens"]) for text in shown] == [32] * 4 + [27] * 2
+  assert [max(text["steps"]) for text in shown] == [8] * 4 + [9] * 2
+  assert [text["steps"].count(0) for text in shown] == [0] * 4 + [18] * 2
 
 
 def test_it_measures_times_and_losses_by_order_and_says_what_it_skips(executed):
   seconds = {int(steps): (float(a), float(b)) for steps, a, b in re.findall(
       r"(\d+) steps: decoder with a cache (\S+) s, encoder (\S+) s", executed["time"][0])}
-  assert list(seconds) == [16, 64, 256, 512] and seconds[512][1] > 2 * seconds[512][0] > 0
+  assert list(seconds) == [16, 64, 256] and seconds[256][1] > 2 * seconds[256][0] > 0
   by_order = {name: float(x) for name, x in re.findall(r"(\S+): (\d\.\d+) ± 0\.\d+ nats", executed["finding"][0])}
   assert list(by_order) == ["left_to_right", "right_to_left", "block_wise(4)", "any_order"]
   assert min(by_order, key=by_order.get) == "left_to_right"
   assert executed["published"][0].startswith("skipped: ")
 
 
-def test_what_the_notebook_keeps_of_a_run_is_of_its_code(executed):
+def test_what_the_notebook_keeps_of_a_run_is_of_its_code():
   notebook = json.loads(execute.NOTEBOOK.read_text(encoding="utf-8"))
   code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+  if not any(cell["outputs"] for cell in code):
+    assert not any(cell["execution_count"] for cell in code) and "aogpt_jax" not in notebook["metadata"]
+    return
   again = "run python notebooks/execute.py"
   assert notebook["metadata"]["aogpt_jax"]["outputs_of"] == execute.fingerprint(notebook), f"a code cell was changed: {again}"
   assert [cell["execution_count"] for cell in code] == list(range(1, len(code) + 1)), again
   assert execute.NOTEBOOK.stat().st_size < 400_000
   kept = json.dumps([cell["outputs"] for cell in code])
   assert "stderr" not in kept and not re.search(r"(/work|/tmp|/home|/root)/", kept)
-  ours, theirs = (losses(found["train"][0]) for found in (executed, outputs(execute.NOTEBOOK)))
-  for order, curve in ours.items():
-    assert curve[-1] == pytest.approx(theirs[order][-1], abs=0.25), f"another loss in {order} than the notebook shows: {again}"
+
+
+def test_its_losses_are_about_those_that_it_shows(executed):
+  shown = losses(outputs(execute.NOTEBOOK)["train"][0])
+  if not shown["any order"]:
+    pytest.skip("the notebook is kept without outputs")
+  for order, curve in losses(executed["train"][0]).items():
+    assert curve[-1] == pytest.approx(shown[order][-1], abs=0.25), "run python notebooks/execute.py"
 
 
 @pytest.mark.parametrize("repository, expected", [("", "Set REPOSITORY, in the cell above"), (ROOT.as_uri(), "all that aogpt_jax needs")])
