@@ -36,6 +36,7 @@ from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import zero_shot
 from aogpt_jax.sampling import output
 from aogpt_jax.sampling import page
+from aogpt_jax.sampling import picture
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
 from aogpt_jax.training import loop
@@ -47,6 +48,7 @@ _MODE = flags.DEFINE_enum(
     "What to do; all trains, evaluates and samples; aot compiles for the devices of --topology and says what they would need.")
 _TOPOLOGY = flags.DEFINE_list("topology", "v5e:4x4", "Of --mode=aot: TPU slices, e.g. v5e:4x4,v4:2x2x4, or cuda.")
 _HTML = flags.DEFINE_string("html", "", "File for a page that shows the texts as they were drawn, where the mode draws some.")
+_PICTURE = flags.DEFINE_string("picture", "", "The same as a picture, .png, .svg or .pdf: a row for each step.")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, in a run of several that is not detected.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Of such a run; 1 is a run of this process alone.", lower_bound=0)
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Of this process, from 0.", lower_bound=-1)
@@ -80,7 +82,8 @@ def main(argv: list[str]) -> None:
     sys.exit("interrupted; nothing was done yet")
   several = place is not None
   try:
-    page.check(_HTML.value, _MODE.value)
+    output.check_file("--html", _HTML.value, _MODE.value)
+    output.check_file("--picture", _PICTURE.value, _MODE.value, picture.ENDINGS)
     run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     cluster.end(f"error: {e}")
@@ -176,6 +179,8 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     cluster.gather(None)  # process 0 has written what all read below
     if _HTML.value:
       written.append(page.write(_HTML.value, run.workdir / "samples.jsonl", run.model, params, run.tokenizer))
+    if _PICTURE.value:
+      written.append(picture.write(_PICTURE.value, run.workdir / "samples.jsonl", run.tokenizer))
   if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
     written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))

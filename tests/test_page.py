@@ -16,6 +16,8 @@ from aogpt_jax import sampling
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import alternatives
 from aogpt_jax.sampling import filters as filters_lib
+from aogpt_jax.sampling import labels
+from aogpt_jax.sampling import output
 from aogpt_jax.sampling import page
 from aogpt_jax.sampling import texts
 import random_models
@@ -131,17 +133,18 @@ def test_long_texts_make_a_small_page():
 
 
 def test_what_keeps_a_page_from_being_written_is_said_before_there_is_one(tmp_path):
-  (tmp_path / "directory").mkdir()
+  (tmp_path / "directory.html").mkdir()
   (tmp_path / "file").touch()
-  page.check("", "train")
-  page.check(str(tmp_path / "new" / "page.html"), "sample")
+  output.check_file("--html", "", "train")
+  output.check_file("--html", str(tmp_path / "new" / "page.html"), "sample", (".html",))
   assert (tmp_path / "new").is_dir() and not (tmp_path / "new" / "page.html").exists()
   for path, mode, error, expected in (
       ("page.html", "train", ValueError, "--mode=train draws no texts to show; give --mode=sample"),
-      (str(tmp_path / "directory"), "sample", OSError, "it is a directory"),
+      ("page.htm", "sample", ValueError, "ends in none of .html, which say what it is to be; give such a name"),
+      (str(tmp_path / "directory.html"), "sample", OSError, "it is a directory"),
       (str(tmp_path / "file" / "page.html"), "all", OSError, "can't be written")):
     with pytest.raises(error, match=f"--html={re.escape(path)}: .*{expected}"):
-      page.check(path, mode)
+      output.check_file("--html", path, mode, (".html",))
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +269,7 @@ def test_what_a_token_could_have_been_is_shown_to_mouse_and_keyboard(show, simpl
       assert row.startswith(label) and p == pytest.approx(math.exp(log_prob), rel=0.06, abs=0.006)
 
   def embedded_labels(token):
-    label = page._Labels(BYTES)._label(BYTES.bytes_of(int(token)))
+    label = labels.of_bytes(BYTES.bytes_of(int(token)))
     return label if isinstance(label, str) else ""
 
   cells(shown).nth(drawn[0]).hover()
