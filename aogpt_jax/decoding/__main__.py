@@ -14,6 +14,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 from ml_collections import config_flags
 
@@ -36,6 +37,8 @@ _PUZZLES = flags.DEFINE_integer("puzzles", 512, "Sudokus that each order is trie
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   page = pathlib.Path(_PAGE.value)
   path = page.with_suffix("") / "results.json"
   if _REDRAW.value and not path.is_file():

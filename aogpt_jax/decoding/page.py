@@ -170,7 +170,8 @@ def _equal_distribution(timed: Cells) -> list[str]:
       x = np.array(cell["evaluations"], float)
       evaluations = f"{x.mean():.1f} ± {x.std(ddof=1) / math.sqrt(len(x)):.1f}"
       ratio = [speed.ratios(one[name], cell[name]) for name in ("seconds", "core_seconds")]
-      said = [f"{mean:.2f} ± {error:.2f}" if cell["window"] else "1" for mean, error in ratio]
+      error_of = lambda error: f" ± {error:.2f}" if math.isfinite(error) else ""
+      said = [f"{mean:.2f}{error_of(error)}" if cell["window"] else "1" for mean, error in ratio]
       what = f"window {cell['window']}" if cell["window"] else "one token a step"
       times = [f"{1000 * float(np.median(cell[name])):.1f}" for name in ("seconds", "core_seconds")]
       rows.append((order.replace("_", " "), str(batch), what, evaluations, *times, *said))
