@@ -392,7 +392,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
   if not config.data.source:
     yield "config.data.source: is empty; give stdlib, stdlib_source, files:GLOB or tfds:NAME."
-  if config.data.prompt_field:
+  if config.data.prompt_field or config.data.source.startswith("sudoku:"):
     yield from _examples_misfits(config)
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
   if vocab_size and m.vocab_size < vocab_size:
@@ -447,11 +447,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 def _examples_misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Yields what does not fit data of prompts and completions."""
-  given = f"config.data.prompt_field = {config.data.prompt_field}"
-  if not config.data.source.startswith("files:"):
+  given = (f"config.data.prompt_field = {config.data.prompt_field}" if config.data.prompt_field
+           else f"config.data.source = {config.data.source}")
+  if config.data.prompt_field and not config.data.source.startswith("files:"):
     yield (f"config.data.prompt_field: {config.data.prompt_field} is of records in files, and config.data.source = "
            f"{config.data.source}; give files:GLOB of .jsonl or .csv files.")
-  if not config.data.completion_field:
+  if config.data.prompt_field and not config.data.completion_field:
     yield f"config.data.completion_field: is empty beside {given}; name the field of the completions."
   if config.objective != "any_order":
     yield f"config.objective: {config.objective} has no prompts, and {given}; set it to any_order."

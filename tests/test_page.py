@@ -89,6 +89,34 @@ def test_alternatives_are_what_was_drawn_from(model, compilations, options):
       np.testing.assert_allclose(expected[other.ids[i]][possible], other.ids_log_probs[i][possible], atol=1e-4)
 
 
+# Name in the page's list of orders -> how the text was drawn.
+DRAWS = {
+    "right_to_left": dict(order="right_to_left", steps=3, spaced=True), "left_to_right": dict(sampler="speculative", window=3),
+    "burst": dict(order="uniform", sampler="burst", checks=2),
+    "adaptive": dict(order="uniform", sampler="adaptive", criterion="entropy", steps=4)}
+
+
+def test_a_page_plays_the_order_that_each_sampler_has_taken(model, request):
+  texts = [text for options in DRAWS.values() for text in sampling.generate(*model, BYTES, "a[[6]]b", seed=2, **options)]
+  others = alternatives.find(*model, texts, BYTES.vocab_size)
+  html = page.html(texts, others, BYTES)
+  for text, known in zip(texts, embedded(html)["texts"], strict=True):
+    assert known["order"] in DRAWS and (known["steps"], known["positions"]) == (text.steps, text.positions)
+    assert known["difference"] < 1e-4  # what the page says of a token is what its sampler has drawn it from
+    assert known["settings"]["evaluations"] == text.evaluations and known["settings"]["sampler"] == text.sampler["sampler"]
+    by_place = [text.steps[position] for position in text.positions]
+    assert by_place == sorted(by_place) and by_place[:2] == [0, 0] and max(by_place) <= 6
+  assert [max(text.steps) for text in (texts[0], texts[3])] == [3, 4]
+  shown = request.getfixturevalue("show")(None, html=html)  # where there is a browser
+  for text in texts:
+    shown.select_option("#order", text.order)
+    assert frame(shown) == console.printable(text.text)
+    for step in range(max(text.steps) + 1):
+      shown.evaluate(f"go({step})")
+      assert [cell == "?" for cell in shown.eval_on_selector_all(
+          "#text > .cell", "cells => cells.map(c => c.matches('.unknown') ? '?' : '')")] == [s > step for s in text.steps]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model, params, tokens, orders):
   return model.apply({"params": params}, tokens, orders)
