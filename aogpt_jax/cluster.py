@@ -422,27 +422,41 @@ def wait_for_the_end(seconds: float = 5.0) -> None:
 
 
 class Terminated(Exception):
-  """A run has stopped because one of its processes got SIGTERM; the message says what is saved."""
+  """A run has stopped because one of its processes got SIGTERM or SIGINT; the message says what is saved."""
+
+  def __init__(self, message: str, number: int):
+    """`number`: of the signal."""
+    super().__init__(message)
+    self.number = number
 
 
 class Termination:
-  """While it is open, SIGTERM does not end the process; the run asks whether any of its processes got it."""
+  """While it is open, SIGTERM or a first SIGINT does not end the process; the run asks whether any of its processes got one.
+
+  A second SIGINT raises KeyboardInterrupt, as the first does elsewhere.
+  """
 
   def __init__(self):
-    self._asked, self._before = False, None
+    self._asked, self._before = 0, {}
 
-  def _note(self, *_) -> None:
-    self._asked = True
+  def _note(self, number: int, frame: Any) -> None:
+    if number == signal.SIGINT and self._asked == signal.SIGINT:
+      signal.default_int_handler(number, frame)
+    self._asked = number
+    if number == signal.SIGINT:
+      os.write(2, b"\ninterrupt: the state is saved after this step; once more, and it is not\n")
 
-  def reached(self) -> bool:
-    """The same answer on all processes, each of which asks after every step."""
-    return any(gather(self._asked))
+  def reached(self) -> int:
+    """The signal's number, or 0; the same on all processes, each of which asks after every step."""
+    return max(gather(self._asked))
 
   def __enter__(self) -> "Termination":
     if threading.current_thread() is threading.main_thread():  # others can't
-      self._before = signal.signal(signal.SIGTERM, self._note)
+      for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:  # as the shell has it for what runs in the background
+          self._before[number] = signal.signal(number, self._note)
     return self
 
   def __exit__(self, *_) -> None:
-    if self._before is not None:
-      signal.signal(signal.SIGTERM, self._before)
+    for number, handler in self._before.items():
+      signal.signal(number, handler)

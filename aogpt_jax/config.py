@@ -92,6 +92,8 @@ def default_config() -> ml_collections.ConfigDict:
           weight_decay_rules=((r".*/(kernel|embedding)", True), (r".*/(bias|scale)", False)),
           clip_norm=1.0,  # global norm to which a larger gradient is scaled down
           ema_decay=0.9999,  # largest decay of the parameters' moving average; 0 makes it the parameters
+          # Updates, in the whole run, that are left out because their loss or gradient is not finite; the next one stops the run.
+          skip_nonfinite=0,
       ),
       data=c(
           source="tfds:huggingface:openwebtext",  # stdlib | files:GLOB | lines:GLOB | tfds:NAME and others; see data/sources.py
@@ -206,6 +208,7 @@ def default_config() -> ml_collections.ConfigDict:
       log=c(
           every_steps=10,  # updates between records of the loss
           tensorboard=True,  # events of TensorBoard in WORKDIR/tensorboard, beside metrics.jsonl
+          spike=10.0,  # a warning names each step whose gradient norm is so many times the median of those before; 0: none
           profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
       compilation_cache="~/.cache/aogpt_jax/xla",  # where compiled programs are kept for the next start; "": nowhere
@@ -279,7 +282,8 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "at least 1", lambda x: x >= 1)
   yield from out_of_range(
       "seed model.num_tokens optimizer.warmup_steps optimizer.weight_decay data.workers eval.sequences eval.masks eval.limit "
-      "eval.targets eval.seed sample.length sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps",
+      "eval.targets eval.seed sample.length sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps "
+      "optimizer.skip_nonfinite",
       "0 or more", lambda x: x >= 0)
   yield from out_of_range("model.head_chunk", "-1 (chosen), 0 (all) or more", lambda x: x >= -1)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
@@ -290,6 +294,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
+  yield from out_of_range("log.spike", "0 (no warnings) or above 1", lambda x: x == 0 or x > 1)
   yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
   yield from out_of_range(
       "mesh.data mesh.fsdp mesh.tensor", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
@@ -388,7 +393,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
     yield "config.data.validation_fraction: with test_fraction it leaves no documents to train on; make them smaller."
   if not config.data.source:
     yield "config.data.source: is empty; give stdlib, stdlib_source, files:GLOB or tfds:NAME."
-  if config.data.prompt_field:
+  if config.data.prompt_field or config.data.source.startswith("sudoku:"):
     yield from _examples_misfits(config)
   vocab_size = tokenizers.known_vocab_size(config.data.tokenizer)
   if vocab_size and m.vocab_size < vocab_size:
@@ -443,11 +448,12 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
 
 def _examples_misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
   """Yields what does not fit data of prompts and completions."""
-  given = f"config.data.prompt_field = {config.data.prompt_field}"
-  if not config.data.source.startswith("files:"):
+  given = (f"config.data.prompt_field = {config.data.prompt_field}" if config.data.prompt_field
+           else f"config.data.source = {config.data.source}")
+  if config.data.prompt_field and not config.data.source.startswith("files:"):
     yield (f"config.data.prompt_field: {config.data.prompt_field} is of records in files, and config.data.source = "
            f"{config.data.source}; give files:GLOB of .jsonl or .csv files.")
-  if not config.data.completion_field:
+  if config.data.prompt_field and not config.data.completion_field:
     yield f"config.data.completion_field: is empty beside {given}; name the field of the completions."
   if config.objective != "any_order":
     yield f"config.objective: {config.objective} has no prompts, and {given}; set it to any_order."
@@ -552,9 +558,9 @@ def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 # What a run may change when it is started again; anything else would make it another run.
-FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_dir", "data.workers", "data.prefetch", "mesh",
-                  "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache", "model.attention", "model.remat",
-                  "model.scan_layers", "model.head_chunk")
+FREE_TO_CHANGE = ("steps", "micro_batches", "optimizer.skip_nonfinite", "data.cache_dir", "data.tfds_data_dir", "data.workers",
+                  "data.prefetch", "mesh", "sharding_rules", "eval", "sample", "checkpoint", "log", "compilation_cache",
+                  "model.attention", "model.remat", "model.scan_layers", "model.head_chunk")
 
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:

@@ -85,6 +85,7 @@ def from_published(
   Raises:
     ImportError: torch, safetensors or huggingface_hub is not installed.
     OSError: a file can't be read or written, or downloaded.
+    FloatingPointError: it holds numbers that are not finite; nothing has been written.
     ValueError: the file is damaged or harmful, or does not hold what it says; nothing has been written.
   """
   target = _new(output, "--output")
@@ -239,7 +240,7 @@ def _state(config: ml_collections.ConfigDict, p: published.Published) -> step_li
     opt_state = optimizer.with_adam(
         jax.eval_shape(optimizer.make_optimizer(config).init, params),
         optax.ScaleByAdamState(jnp.int32(p.moments.count), tree(p.moments.first), tree(p.moments.second)), jnp.int32(p.step))
-  return step_lib.TrainState(jnp.int32(p.step), params, tree(p.ema) if p.ema else params, opt_state)
+  return step_lib.TrainState(jnp.int32(p.step), params, tree(p.ema) if p.ema else params, opt_state, jnp.int32(0))
 
 
 def _arrays(p: published.Published) -> Iterator[np.ndarray]:
@@ -383,7 +384,7 @@ def main(argv: list[str]) -> None:
     else:
       raise ValueError("give what to read and what to write: --torch_checkpoint=FILE or --safetensors=MODEL with --output=DIR, or "
                        "--checkpoint=WORKDIR with --torch_output=FILE or --safetensors=MODEL.")
-  except (ValueError, OSError, ImportError, flags.Error) as e:
+  except (ValueError, OSError, ImportError, FloatingPointError, flags.Error) as e:
     sys.exit("error: " + " ".join(str(e).split()))
   except KeyboardInterrupt:
     sys.exit("interrupted; nothing was written")

@@ -6,8 +6,8 @@ On a TPU pod and under SLURM, the processes of a run find each other; elsewhere,
 --num_processes=N and --process_id=I. See launch/README.md.
 
 Exit status: 0 when all is done. 1 after an error or an interrupt, with a line that says what to do; so too on all processes where
-one of them has ended. 143 after SIGTERM: while a run trains, all of its processes save the state after the same step, and the
-same command goes on from it. 2 where absl can't read a flag.
+one of them has ended. While a run trains, SIGTERM and Ctrl-C have all of its processes save the state after the same step, with
+the status 143 or 130, and the same command goes on from it; Ctrl-C a second time stops at once. 2 where absl can't read a flag.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,7 @@ from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import zero_shot
 from aogpt_jax.sampling import output
 from aogpt_jax.sampling import page
+from aogpt_jax.sampling import picture
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
 from aogpt_jax.training import loop
@@ -48,6 +49,7 @@ _MODE = flags.DEFINE_enum(
     "What to do; all trains, evaluates and samples; aot compiles for the devices of --topology and says what they would need.")
 _TOPOLOGY = flags.DEFINE_list("topology", "v5e:4x4", "Of --mode=aot: TPU slices, e.g. v5e:4x4,v4:2x2x4, or cuda.")
 _HTML = flags.DEFINE_string("html", "", "File for a page that shows the texts as they were drawn, where the mode draws some.")
+_PICTURE = flags.DEFINE_string("picture", "", "The same as a picture, .png, .svg or .pdf: a row for each step.")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, in a run of several that is not detected.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Of such a run; 1 is a run of this process alone.", lower_bound=0)
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Of this process, from 0.", lower_bound=-1)
@@ -56,7 +58,6 @@ _START_TIMEOUT = flags.DEFINE_float(
 
 # The flags of single processes, which a sweep has no use for.
 CLUSTER_FLAGS = ("coordinator", "num_processes", "process_id", "start_timeout")
-_TERMINATED = 128 + signal.SIGTERM  # what a shell says of a process that SIGTERM has ended
 
 
 def main(argv: list[str]) -> None:
@@ -82,7 +83,8 @@ def main(argv: list[str]) -> None:
     sys.exit("interrupted; nothing was done yet")
   several = place is not None
   try:
-    page.check(_HTML.value, _MODE.value)
+    output.check_file("--html", _HTML.value, _MODE.value)
+    output.check_file("--picture", _PICTURE.value, _MODE.value, picture.ENDINGS)
     run = run_lib.open_run(_CONFIG.value, _workdir(path), _MODE.value)
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     cluster.end(f"error: {e}")
@@ -97,9 +99,9 @@ def main(argv: list[str]) -> None:
     cluster.end(f"interrupted; {e if str(e) else 'the same command goes on from the newest checkpoint'}")
   except cluster.Terminated as e:
     if jax.process_index() == 0:
-      print(f"terminated; {e}", file=sys.stderr, flush=True)
+      print(f"{'interrupted' if e.number == signal.SIGINT else 'terminated'}; {e}", file=sys.stderr, flush=True)
     cluster.leave()
-    sys.exit(_TERMINATED)
+    sys.exit(128 + e.number)  # what a shell says of a process that the signal has ended
   except Exception:  # pylint: disable=broad-exception-caught  # of a collective without one of its processes, or a bug
     if not several:
       raise
@@ -185,6 +187,8 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     cluster.gather(None)  # process 0 has written what all read below
     if _HTML.value:
       written.append(page.write(_HTML.value, run.workdir / "samples.jsonl", run.model, params, run.tokenizer))
+    if _PICTURE.value:
+      written.append(picture.write(_PICTURE.value, run.workdir / "samples.jsonl", run.tokenizer))
   if mode in ("all", "eval") and run.config.eval.generative.judge:  # of the texts that were just drawn, too
     written += generative.evaluate(run, load)
   console.say("\n".join(["written:", *(f"  {path}" for path in written)]))

@@ -3,7 +3,7 @@
 import ctypes
 
 # Parameters of mallopt(3), in malloc.h of glibc.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
 
 
 def keep_freed() -> None:
@@ -15,6 +15,7 @@ def keep_freed() -> None:
   """
   mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
   if mallopt is not None:
-    mallopt(_MMAP_THRESHOLD, 1 << 30)  # bytes; below, blocks are of the heap,
+    mallopt(_ARENA_MAX, 1)  # the heaps that other threads than the first would have keep no block of over 32 MiB
+    mallopt(_MMAP_THRESHOLD, 2**31 - 1)  # bytes; below, blocks are of the heap,
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # of which less than so much free memory at its end is kept
     mallopt(_TOP_PAD, 64 << 20)  # and which grows by so much more than is asked for

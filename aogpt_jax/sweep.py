@@ -11,6 +11,7 @@ checkpoint.
 import collections
 from collections.abc import Sequence
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -136,6 +137,21 @@ def run(waiting: Sequence[Unit], jobs: int = 1) -> dict[str, int]:
   if stopped:
     sys.exit("terminated; the same command goes on")
   return failed
+
+
+def timed(waiting: Sequence[Unit], workdir: pathlib.Path, before: float, jobs: int = 1) -> tuple[dict[str, int], float]:
+  """Like `run`; returns too the CPU seconds that all starts in this workdir together took, with those of `before` it was there."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  path = workdir / "core_seconds.json"
+  before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else before
+  used = lambda: sum(os.times()[2:4])  # by the units' processes, which is the same beside other work
+  begin = used()
+  try:
+    failed = run(waiting, jobs)
+  finally:
+    seconds = before + used() - begin
+    path.write_text(json.dumps(seconds), encoding="utf-8")
+  return failed, seconds
 
 
 def _start(unit: Unit, cores: Sequence[int], to_log: bool) -> subprocess.Popen:

@@ -1,18 +1,28 @@
 """Fixtures that several test files share."""
 
+import atexit
 import collections
 import importlib.util
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 
 import jax
 import pytest
 
-# Nearly all of the tests' time is XLA compiling programs that run for milliseconds. Set before JAX starts; processes inherit it.
+# Nearly all of the tests' time is XLA compiling programs that run for milliseconds: it does so without optimising, and no program
+# twice, in whichever of the tests' processes. Set before JAX starts; processes inherit it.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="aogpt_jax_tests_")
+  atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 # ml_collections 1.1 loads config files by a function that Python 3.12 removes; it has another way there.
 LOAD_MODULE = "ignore:the load_module() method is deprecated:DeprecationWarning"

@@ -48,6 +48,18 @@ def differences(backend, causal, *arrays):
   return float(abs(y - plain).max()), max(float(abs(a - b).max()) for a, b in zip(gradients, plain_gradients))
 
 
+@pytest.mark.parametrize("length", [128, 200, 700])  # 2, 3 and 8 parts, not all of one length
+@pytest.mark.parametrize("causal", [True, False])
+def test_some_queries_at_a_time_attend_as_all_at_once(monkeypatch, causal, length):
+  arrays = inputs(length=length)
+  y, gradients = outputs_and_gradients(attention.Backend(), causal, *arrays)
+  monkeypatch.setattr(attention, "_MOST_PARTS", 1)
+  whole, whole_gradients = outputs_and_gradients(attention.Backend(), causal, *arrays)
+  assert not np.array_equal(y, whole)
+  for found, expected in zip((y, *gradients), (whole, *whole_gradients)):
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_splash_computes_plain_attention_and_its_gradients(causal):
   forward, backward = differences(attention.Backend("splash", interpret=True), causal, *inputs())

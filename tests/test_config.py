@@ -217,6 +217,7 @@ def test_what_changes_over_training_is_refused_where_there_is_no_training(field)
     ({"data.prompt_field": "q"}, ("data.prompt_field", "q", "data.source = tfds:huggingface:openwebtext", "files:GLOB")),
     (EXAMPLES | {"objective": "context_average"}, ("objective", "context_average", "data.prompt_field = q", "any_order")),
     (EXAMPLES | {"eval.gap": 8}, ("eval.gap", "8", "data.prompt_field = q", "set it to 0")),
+    ({"data.source": "sudoku:5", "eval.ensemble": 2}, ("eval.ensemble", "2", "data.source = sudoku:5", "set it to 1")),
     (EXAMPLES | {"data.completion_field": ""}, ("data.completion_field", "data.prompt_field = q")),
     ({"init_from": "gpt2:gpt2", "init_optimizer": "kept"}, ("init_optimizer", "kept", "init_from = gpt2:gpt2", "reset")),
     (ENCODER | {"objective": "score_entropy"}, ("orders", "mix(0.1)", "score_entropy", "uniform")),

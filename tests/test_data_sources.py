@@ -1,4 +1,5 @@
 import gzip
+import itertools
 import json
 import os
 import sys
@@ -193,6 +194,34 @@ def test_an_urn_gives_exchangeable_texts_of_known_probability():
 @pytest.mark.parametrize("spec", ["urn:", "urn:0", "urn:-1", "urn:x"])
 def test_an_urn_wants_a_length(spec):
   with pytest.raises(ValueError, match="'urn:LENGTH'"):
+    sources.documents(data_config(spec))
+
+
+# --- sudoku ---
+
+
+def test_a_sudoku_has_one_solution_and_stands_in_one_split():
+  documents = list(sources.documents(data_config("sudoku:5")).stream(start=59_700))
+  assert len(documents) == 300 and documents[0].id == "puzzle 59700"
+  quarters = [{4 * i + j for i in (r, r + 1) for j in (c, c + 1)} for r in (0, 2) for c in (0, 2)]
+  units = quarters + [set(range(4 * i, 4 * i + 4)) for i in range(4)] + [set(range(i, 16, 4)) for i in range(4)]
+  grids = ["".join(rows) for rows in itertools.product(map("".join, itertools.permutations("1234")), repeat=4)]
+  grids = [grid for grid in grids if all(len({grid[cell] for cell in unit}) == 4 for unit in units)]
+  assert sorted(sources.sudoku_grids()) == sorted(grids) and len(grids) == 288
+  splits = {}
+  for document in documents:
+    assert "".join(text for text, _ in document.pieces) == document.text
+    puzzle = "".join(text if given else "." * len(text) for text, given in document.pieces)
+    assert [len(line) for line in puzzle.split("\n")] == [4, 4, 4, 4, 0] and puzzle.count(".") == 11
+    puzzle = puzzle.replace("\n", "")
+    assert [grid for grid in grids if all(a in (".", b) for a, b in zip(puzzle, grid))] == [document.text.replace("\n", "")]
+    assert splits.setdefault(puzzle, document.split) == document.split
+  assert set(splits.values()) == set(sources.SPLITS)
+
+
+@pytest.mark.parametrize("spec", ["sudoku:", "sudoku:3", "sudoku:16", "sudoku:x"])
+def test_a_sudoku_wants_a_number_of_clues(spec):
+  with pytest.raises(ValueError, match=f"data.source='{spec}' is not .*'sudoku:CLUES'"):
     sources.documents(data_config(spec))
 
 

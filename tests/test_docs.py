@@ -8,6 +8,7 @@ which show a command with the error that it ends with.
 
 import argparse
 import ast
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -19,13 +20,14 @@ import subprocess
 import sys
 
 from absl import flags
+from ml_collections import config_flags
 import pytest
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import convert
 from aogpt_jax import main as main_lib
 from aogpt_jax import sweep
-from aogpt_jax.sampling import page
+from aogpt_jax.sampling import output
 from aogpt_jax.training import metrics
 from conftest import make_words_config, ROOT
 
@@ -33,8 +35,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:the load_module.. method is depr
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.md"))]
 # Programs whose arguments are not checked, and why.
 NOT_CHECKED = {"aogpt_jax.harness": "arguments are those of the lm-evaluation-harness, which need not be installed"}
-# Whose flags a program has beside its own.
-FLAGS_OF = {"aogpt_jax.main": (), "aogpt_jax.sweep": ("aogpt_jax.main",), "aogpt_jax.findings": ("aogpt_jax.main", "aogpt_jax.sweep")}
+# Programs that take a config, and whose flags they have beside their own.
+FLAGS_OF = {
+    "aogpt_jax.main": (), "aogpt_jax.sweep": ("aogpt_jax.main",),
+    **dict.fromkeys(("aogpt_jax.findings", "aogpt_jax.decoding"), ("aogpt_jax.main", "aogpt_jax.sweep"))}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,22 +133,43 @@ def parse_flags(words):
   main_lib.parse_flags(words)
 
 
+@contextlib.contextmanager
+def flags_of(module):
+  """The flags of a program, without those of others that have some of the same names; yields the modules that define them."""
+  name = f"{module}.__main__" if (ROOT / module.replace(".", "/")).is_dir() else module
+  defined = flags.FLAGS.flags_by_module_dict()
+  others = {(other, flag) for program in FLAGS_OF.keys() - {module, *FLAGS_OF[module]} for other in (program, f"{program}.__main__")
+            for flag in defined.get(other, ())}
+  for _, flag in others:
+    delattr(flags.FLAGS, flag.name)
+  for flag in () if defined.get(name) else _DEFINED.get(name, ()):
+    flags.DEFINE_flag(flag, module_name=name)
+  importlib.import_module(name)
+  _DEFINED[name] = list(flags.FLAGS.flags_by_module_dict()[name])
+  try:
+    yield (name, *FLAGS_OF[module])
+  finally:
+    for flag in _DEFINED[name] if others else ():
+      delattr(flags.FLAGS, flag.name)
+    for other, flag in others:
+      flags.DEFINE_flag(flag, module_name=other)
+
+
+_DEFINED = {}
+
+
 def check_program(words):
   """python -m aogpt_jax.main and the like."""
-  module = words[2]
-  is_package = (ROOT / module.replace(".", "/")).is_dir()
-  importlib.import_module(f"{module}.__main__" if is_package else module)
-  parse_flags(["program", *words[3:]])
-  own = [*FLAGS_OF[module], f"{module}.__main__" if is_package else module]
-  known = {flag.name for name, found in flags.FLAGS.flags_by_module_dict().items() if name in own for flag in found}
-  for name in [word.lstrip("-").partition("=")[0] for word in words[3:]]:
-    assert name.startswith("config.") or name in known, f"{module} has no flag --{name}"
-  config = flags.FLAGS.config
-  config_lib.check(config)
-  page.check(flags.FLAGS.html, flags.FLAGS.mode)
-  if module == "aogpt_jax.sweep":
-    assert sweep.units(flags.FLAGS["config"].config_filename if hasattr(flags.FLAGS["config"], "config_filename") else
-                       next(w for w in words if w.startswith("--config=")).removeprefix("--config="), config, "runs/sweep")
+  with flags_of(words[2]) as modules:
+    parse_flags(["program", *words[3:]])
+    known = {flag.name for module in modules for flag in flags.FLAGS.flags_by_module_dict()[module]}
+    for name in [word.lstrip("-").partition("=")[0] for word in words[3:]]:
+      assert name.startswith("config.") or name in known, f"{words[2]} has no flag --{name}"
+    config = flags.FLAGS.config
+    config_lib.check(config)
+    output.check_file("--html", flags.FLAGS.html, flags.FLAGS.mode)
+    if words[2] != "aogpt_jax.main":
+      assert sweep.units(config_flags.get_config_filename(flags.FLAGS["config"]), config, "runs/sweep")
 
 
 def check_convert(words, monkeypatch):

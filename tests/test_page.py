@@ -16,6 +16,8 @@ from aogpt_jax import sampling
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import alternatives
 from aogpt_jax.sampling import filters as filters_lib
+from aogpt_jax.sampling import labels
+from aogpt_jax.sampling import output
 from aogpt_jax.sampling import page
 from aogpt_jax.sampling import texts
 import random_models
@@ -87,6 +89,34 @@ def test_alternatives_are_what_was_drawn_from(model, compilations, options):
       np.testing.assert_allclose(expected[other.ids[i]][possible], other.ids_log_probs[i][possible], atol=1e-4)
 
 
+# Name in the page's list of orders -> how the text was drawn.
+DRAWS = {
+    "right_to_left": dict(order="right_to_left", steps=3, spaced=True), "left_to_right": dict(sampler="speculative", window=3),
+    "burst": dict(order="uniform", sampler="burst", checks=2),
+    "adaptive": dict(order="uniform", sampler="adaptive", criterion="entropy", steps=4)}
+
+
+def test_a_page_plays_the_order_that_each_sampler_has_taken(model, request):
+  texts = [text for options in DRAWS.values() for text in sampling.generate(*model, BYTES, "a[[6]]b", seed=2, **options)]
+  others = alternatives.find(*model, texts, BYTES.vocab_size)
+  html = page.html(texts, others, BYTES)
+  for text, known in zip(texts, embedded(html)["texts"], strict=True):
+    assert known["order"] in DRAWS and (known["steps"], known["positions"]) == (text.steps, text.positions)
+    assert known["difference"] < 1e-4  # what the page says of a token is what its sampler has drawn it from
+    assert known["settings"]["evaluations"] == text.evaluations and known["settings"]["sampler"] == text.sampler["sampler"]
+    by_place = [text.steps[position] for position in text.positions]
+    assert by_place == sorted(by_place) and by_place[:2] == [0, 0] and max(by_place) <= 6
+  assert [max(text.steps) for text in (texts[0], texts[3])] == [3, 4]
+  shown = request.getfixturevalue("show")(None, html=html)  # where there is a browser
+  for text in texts:
+    shown.select_option("#order", text.order)
+    assert frame(shown) == console.printable(text.text)
+    for step in range(max(text.steps) + 1):
+      shown.evaluate(f"go({step})")
+      assert [cell == "?" for cell in shown.eval_on_selector_all(
+          "#text > .cell", "cells => cells.map(c => c.matches('.unknown') ? '?' : '')")] == [s > step for s in text.steps]
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def forward(model, params, tokens, orders):
   return model.apply({"params": params}, tokens, orders)
@@ -131,17 +161,18 @@ def test_long_texts_make_a_small_page():
 
 
 def test_what_keeps_a_page_from_being_written_is_said_before_there_is_one(tmp_path):
-  (tmp_path / "directory").mkdir()
+  (tmp_path / "directory.html").mkdir()
   (tmp_path / "file").touch()
-  page.check("", "train")
-  page.check(str(tmp_path / "new" / "page.html"), "sample")
+  output.check_file("--html", "", "train")
+  output.check_file("--html", str(tmp_path / "new" / "page.html"), "sample", (".html",))
   assert (tmp_path / "new").is_dir() and not (tmp_path / "new" / "page.html").exists()
   for path, mode, error, expected in (
       ("page.html", "train", ValueError, "--mode=train draws no texts to show; give --mode=sample"),
-      (str(tmp_path / "directory"), "sample", OSError, "it is a directory"),
+      ("page.htm", "sample", ValueError, "ends in none of .html, which say what it is to be; give such a name"),
+      (str(tmp_path / "directory.html"), "sample", OSError, "it is a directory"),
       (str(tmp_path / "file" / "page.html"), "all", OSError, "can't be written")):
     with pytest.raises(error, match=f"--html={re.escape(path)}: .*{expected}"):
-      page.check(path, mode)
+      output.check_file("--html", path, mode, (".html",))
 
 
 @pytest.fixture(scope="module")
@@ -266,7 +297,7 @@ def test_what_a_token_could_have_been_is_shown_to_mouse_and_keyboard(show, simpl
       assert row.startswith(label) and p == pytest.approx(math.exp(log_prob), rel=0.06, abs=0.006)
 
   def embedded_labels(token):
-    label = page._Labels(BYTES)._label(BYTES.bytes_of(int(token)))
+    label = labels.of_bytes(BYTES.bytes_of(int(token)))
     return label if isinstance(label, str) else ""
 
   cells(shown).nth(drawn[0]).hover()

@@ -16,6 +16,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import sharding
 from aogpt_jax.evaluation import likelihood
 from aogpt_jax.training import checkpoints
+from aogpt_jax.training import checksums
 from aogpt_jax.training import step as step_lib
 
 STEPS = 10
@@ -97,6 +98,13 @@ def test_a_preset_makes_a_mesh_of_any_number_of_devices(elsewhere, preset, sizes
   _, texts = elsewhere
   assert tuple(texts[f"{preset}8/mesh"]) == sizes
   assert sharding.make_mesh(tiny_config(mesh=dict(preset=preset)), jax.devices()[:1]).devices.shape == (1, 1, 1)
+
+
+@pytest.mark.parametrize("preset", config_lib.MESH_PRESETS)
+def test_checksums_do_not_depend_on_the_mesh(elsewhere, preset):
+  _, texts = elsewhere
+  parts, whole = texts[f"{preset}8/checksums"]
+  assert len(set(parts.values())) == 3 and parts == whole
 
 
 def test_the_steps_compared_have_moved_the_parameters(elsewhere):
@@ -236,6 +244,13 @@ def main(directory):
       texts[f"{name}/{kind}"] = shard_shapes(tree)
     arrays[f"{name}/params"] = flat(state.params)
     states[name] = jax.device_get((state.params, state.ema))
+    if name in [f"{preset}8" for preset in config_lib.MESH_PRESETS]:
+      params = state.params
+      some = {"fc": params["blocks"]["mlp"]["fc"]["kernel"], "tokens": params["tokens"]["embedding"], "step": state.step}
+      checksums._SMALL = -1  # on the devices, as if they were large
+      texts[f"{name}/checksums"] = [checksums.compute(some)]
+      checksums._SMALL = 1 << 20
+      texts[f"{name}/checksums"].append(checksums.compute(jax.device_get(some)))
     texts[f"{name}/distances"] = {f"{i}/{path}": x for i, (a, b) in enumerate(zip(states[name], states[one]))
                                   for path, x in distances(a, b).items()}
     if name == "one" or name in [f"{preset}8" for preset in config_lib.MESH_PRESETS]:

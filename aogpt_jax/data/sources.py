@@ -8,6 +8,7 @@
   lines:GLOB         local text files with a document per line
   tfds:NAME[/CONFIG][:VERSION]   a data set of TFDS prepared as array_record, read without TensorFlow
   urn:LENGTH         texts of LENGTH letters each from a Pólya urn: data with no natural order, whose entropy is known
+  sudoku:CLUES       4x4 Sudokus with one solution each, CLUES of whose 16 cells are given: examples, for which order decides
 
 Documents are held out whole. Which split a document falls into depends on a hash of the document alone
 (of its name for stdlib, of its text elsewhere, so that copies stay together), so adding documents moves
@@ -26,6 +27,7 @@ import hashlib
 import importlib.util
 import inspect
 import io
+import itertools
 import json
 import math
 import os
@@ -487,6 +489,66 @@ def urn_nats(text: str) -> float:
   return nats
 
 
+# --- sudoku -----------------------------------------------------------------------------------------
+
+_SUDOKU_CLUES = range(4, 16)  # with fewer than 4, no puzzle has one solution
+_SUDOKU_PUZZLES = 60_000  # some of which are the same where there are few
+
+
+class Sudoku(Source):
+  """4x4 Sudokus: in a grid of four lines, each line, column and quarter has the digits 1 to 4.
+
+  A text is the solved grid, a line of four digits and a line feed each. Given are the line feeds and some digits, at random
+  places that leave one solution. The same puzzle is in one split alone; there are 288 grids, which all splits share.
+  """
+
+  has_examples = True
+
+  def __init__(self, config, clues: str):
+    if not (clues.isascii() and clues.isdigit() and int(clues) in _SUDOKU_CLUES):
+      raise ValueError(f"data.source='sudoku:{clues}' is not 'sudoku:CLUES' with {_SUDOKU_CLUES[0]} to {_SUDOKU_CLUES[-1]} clues")
+    self.name = f"sudoku_{int(clues)}"
+    self._clues = int(clues)
+    self._fractions = (config.validation_fraction, config.test_fraction)
+    self.fingerprint = _fingerprint(
+        {"source": "sudoku", "clues": self._clues, "puzzles": _SUDOKU_PUZZLES, "fractions": self._fractions}, [])
+
+  def stream(self, start: int = 0) -> Iterator[Document]:
+    grids = list(sudoku_grids())
+    # By cell and digit, the grids with that digit there, as bits: those of a puzzle's clues have one in common for each solution.
+    having = collections.Counter()
+    for i, grid in enumerate(grids):
+      for cell in enumerate(grid):
+        having[cell] += 1 << i
+    for number in range(start, _SUDOKU_PUZZLES):
+      draw, left = random.Random(number), 0
+      while left.bit_count() != 1:
+        grid, given = draw.choice(grids), draw.sample(range(16), self._clues)
+        left = -1
+        for cell in given:
+          left &= having[cell, grid[cell]]
+      cells = [(digit + "\n" * (cell % 4 == 3), cell) for cell, digit in enumerate(grid)]
+      text = "".join(content for content, _ in cells)
+      known = [character == "\n" or cell in given for content, cell in cells for character in content]
+      pieces = tuple(("".join(character for character, _ in run), is_given) for is_given, run in itertools.groupby(
+          zip(text, known), key=lambda x: x[1]))
+      puzzle = "".join(character if is_given else "." for character, is_given in zip(text, known))
+      yield Document(held_out_split(puzzle, *self._fractions), f"puzzle {number}", text, (number + 1) / _SUDOKU_PUZZLES, pieces)
+
+
+def sudoku_grids(cells: str = "") -> Iterator[str]:
+  """All solved 4x4 Sudokus that begin with these digits, 16 of them each, line after line."""
+  if len(cells) == 16:
+    yield cells
+    return
+  row, column = divmod(len(cells), 4)
+  seen = {digit for cell, digit in enumerate(cells)
+          if cell // 4 == row or cell % 4 == column or (cell // 8, cell % 4 // 2) == (row // 2, column // 2)}
+  for digit in "1234":
+    if digit not in seen:
+      yield from sudoku_grids(cells + digit)
+
+
 # --- tfds -------------------------------------------------------------------------------------------
 
 _READ_AT_ONCE = 256  # records
@@ -669,4 +731,5 @@ SOURCES: dict[str, Kind] = {
     "lines": Kind("lines:GLOB", lambda config, pattern: Files(config, pattern, by_lines=True)),
     "tfds": Kind("tfds:NAME[/CONFIG][:VERSION]", Tfds),
     "urn": Kind("urn:LENGTH", Urn),
+    "sudoku": Kind("sudoku:CLUES", Sudoku),
 }

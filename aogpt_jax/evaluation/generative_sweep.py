@@ -54,7 +54,7 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
   steps = console.Progress("sweep", sum(cell["steps"] for cell in left), "steps")
   done = 0
   for cell in left:
-    drawn, seconds = _timed(functools.partial(texts_lib.generate, run.model, params, run.tokenizer, mesh=run.mesh, **cell))
+    drawn, seconds, _ = timed(functools.partial(texts_lib.generate, run.model, params, run.tokenizer, mesh=run.mesh, **cell))
     texts = [judge.encode(text.text) for text in drawn]
     names = [f"sample {text.sample_index + 1}" for text in drawn]
     score = judge.score(texts, progress(judge, texts))
@@ -78,16 +78,20 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
   return [result, path, draw(run.workdir / "generative_sweep.png", rows)]
 
 
-def _timed(generate: Callable[[], list[texts_lib.Text]]) -> tuple[list[texts_lib.Text], float]:
-  """What was drawn, and the seconds that it took without compiling: where a process compiled something, all draw again."""
+def timed(generate: Callable[[], list[texts_lib.Text]]) -> tuple[list[texts_lib.Text], float, float]:
+  """What was drawn, and what it took without compiling: where a process compiled something, all draw again.
+
+  Returns:
+    The texts; seconds; and those of all cores of this process together, which other work on the machine does not make more.
+  """
   for _ in range(2):
     with _compilations() as compiled:
-      start = time.perf_counter()
+      start, core_start = time.perf_counter(), time.process_time()
       drawn = generate()
-      seconds = time.perf_counter() - start
+      seconds, core_seconds = time.perf_counter() - start, time.process_time() - core_start
     if not any(cluster.gather(bool(compiled))):
       break
-  return drawn, seconds
+  return drawn, seconds, core_seconds
 
 
 @contextlib.contextmanager

@@ -50,7 +50,7 @@ class Block(nn.Module):
     norm = functools.partial(nn.LayerNorm, epsilon=self.eps, use_fast_variance=False)
     qkv = dense(3 * width, name="qkv")(norm(name="norm1")(x_BND))
     q, k, v = (y.reshape(*y.shape[:2], self.heads, -1) for y in jnp.split(qkv, 3, axis=-1))
-    h_BNHK = attention.attend(q, k, v, attention.causal_mask(x_BND.shape[1]))
+    h_BNHK = attention.attend_whole(q, k, v, causal=True, backend=attention.Backend())
     x_BND = x_BND + dense(width, name="attention_out")(h_BNHK.reshape(x_BND.shape))
     h = jax.nn.gelu(dense(4 * width, name="fc")(norm(name="norm2")(x_BND)), approximate=True)
     return x_BND + dense(width, name="mlp_out")(h), None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import pathlib
+import tempfile
 from typing import Any
 
 from flax import linen as nn
@@ -17,6 +18,36 @@ from aogpt_jax.sampling import texts as texts_lib
 
 # How often a batch is looked at while it is drawn: to redraw it on a terminal, and elsewhere to say how long it will take.
 _REDRAWN, _COUNTED = 256, 16
+
+
+def check_file(flag: str, path: str, mode: str, endings: Sequence[str] = ()) -> None:
+  """Raises what keeps a file of drawn texts from being written, before there are any; an empty path is none.
+
+  Args:
+    flag: that has given the path, e.g. "--html"; for messages.
+    path: of the file, whose directory is created.
+    mode: one of `run.MODES`.
+    endings: of which the name must have one, e.g. (".png",); none: it may have any.
+
+  Raises:
+    ValueError: the mode draws no texts, or the name has another ending.
+    OSError: the file can't be written.
+  """
+  if not path:
+    return
+  if mode not in ("all", "sample"):
+    raise ValueError(f"{flag}={path}: --mode={mode} draws no texts to show; give --mode=sample.")
+  file = pathlib.Path(path).expanduser()
+  if endings and file.suffix.lower() not in endings:
+    raise ValueError(f"{flag}={path}: ends in none of {', '.join(endings)}, which say what it is to be; give such a name.")
+  try:
+    if file.is_dir():
+      raise IsADirectoryError(0, "it is a directory")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=file.parent):
+      pass
+  except OSError as e:
+    raise OSError(f"{flag}={path}: can't be written ({e.strerror}); give another file.") from None
 
 
 def draw(

@@ -9,7 +9,6 @@ import importlib.resources
 import json
 import math
 import pathlib
-import tempfile
 from typing import Any
 import unicodedata
 
@@ -19,40 +18,11 @@ import jax
 from aogpt_jax import console
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import alternatives as alternatives_lib
+from aogpt_jax.sampling import labels as labels_lib
 from aogpt_jax.sampling import texts as texts_lib
 
 # Of all texts of a page together, unless its first one has more; a browser is quick with these, and they take 2 MB or so.
 MOST_TOKENS = 1 << 15
-# Signs for tokens of which nothing would be seen; others than these show their code points.
-_SIGNS = {" ": "\u2423", "\n": "\u21b5", "\t": "\u21e5"}
-# Categories of characters that leave no ink of their own: marks, separators, controls, formats, and what is no character.
-_INVISIBLE = ("Mn", "Me", "Zs", "Zl", "Zp", "Cc", "Cf", "Cn", "Co", "Cs")
-
-
-def check(path: str, mode: str) -> None:
-  """Raises what keeps `write` from writing a page, before there is anything to write; an empty path is none.
-
-  Args:
-    path: of the file, whose directory is created.
-    mode: one of `run.MODES`.
-
-  Raises:
-    ValueError: the mode draws no texts.
-    OSError: the file can't be written.
-  """
-  if not path:
-    return
-  if mode not in ("all", "sample"):
-    raise ValueError(f"--html={path}: --mode={mode} draws no texts to show; give --mode=sample.")
-  file = pathlib.Path(path).expanduser()
-  try:
-    if file.is_dir():
-      raise IsADirectoryError(0, "it is a directory")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=file.parent):
-      pass
-  except OSError as e:
-    raise OSError(f"--html={path}: can't be written ({e.strerror}); give another file.") from None
 
 
 def write(path: str, samples: pathlib.Path, model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer) -> pathlib.Path:
@@ -71,7 +41,7 @@ def write(path: str, samples: pathlib.Path, model: nn.Module, params: Any, token
   if len(shown) < len(texts):
     console.say(f"the page shows {len(shown):,} of the {len(texts):,} texts, {MOST_TOKENS:,} tokens at most")
   file = pathlib.Path(path).expanduser().resolve()
-  content = html(shown, alternatives_lib.find(model, params, shown, tokenizer.vocab_size), tokenizer)
+  content = of_texts(model, params, tokenizer, shown)
   if jax.process_index() == 0:
     file.write_text(content, encoding="utf-8")
   return file
@@ -86,6 +56,11 @@ def _with_room(texts: list[texts_lib.Text]) -> list[texts_lib.Text]:
       break
     chosen.append(i)
   return [texts[i] for i in sorted(chosen)]
+
+
+def of_texts(model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer, texts: Sequence[texts_lib.Text]) -> str:
+  """The page, as HTML, of complete texts that a model has drawn."""
+  return html(texts, alternatives_lib.find(model, params, texts, tokenizer.vocab_size), tokenizer)
 
 
 def html(texts: Sequence[texts_lib.Text], alternatives: Sequence[alternatives_lib.Alternatives],
@@ -105,27 +80,14 @@ class _Labels:
 
   def __init__(self, tokenizer: tokenizers.Tokenizer):
     self._tokenizer, self._index = tokenizer, {}
-    self.table: list[str | list[str]] = []  # a text, or [text, the sign that is shown in its place]
+    self.table: list[str | list[str]] = []  # see labels.of_bytes
 
   def __call__(self, token: int) -> int:
     """The token's place in the table."""
     if token not in self._index:
       self._index[token] = len(self.table)
-      self.table.append(self._label(self._tokenizer.bytes_of(token)))
+      self.table.append(labels_lib.of_bytes(self._tokenizer.bytes_of(token)))
     return self._index[token]
-
-  def _label(self, content: bytes) -> str | list[str]:
-    try:
-      return _signed(content.decode())
-    except UnicodeDecodeError:  # a part of a character
-      return ["", console.printable(content.decode(errors="backslashreplace"))]
-
-
-def _signed(text: str) -> str | list[str]:
-  """A text as the page shows it, with a sign where nothing would be seen of it."""
-  if any(unicodedata.category(c) not in _INVISIBLE for c in text):
-    return console.printable(text)
-  return [console.printable(text), "".join(_SIGNS.get(c, f"U+{ord(c):04X}") for c in text)]
 
 
 def _text(text: texts_lib.Text, other: alternatives_lib.Alternatives, labels: _Labels, tokenizer: tokenizers.Tokenizer) -> dict:
@@ -162,7 +124,7 @@ def _joined(ids: Sequence[int], tokenizer: tokenizers.Tokenizer) -> list[list]:
       end += 1
     text = content.decode(errors="replace")
     if end > start + 1 or text.encode() != content:
-      label = _signed(text)
+      label = labels_lib.of_text(text)
       joined.append([start, end - start, *(label if isinstance(label, list) else [label])])
     start = end
   return joined

@@ -1,6 +1,9 @@
 """The training loop: batches go in; checkpoints, metrics, evaluations and samples come out."""
 
+import collections
 from collections.abc import Iterator
+import logging
+import statistics
 import time
 from typing import Any
 import zlib
@@ -26,6 +29,10 @@ from aogpt_jax.training import start as start_lib
 from aogpt_jax.training import step as step_lib
 
 
+# Steps before a step with which its gradient is compared, and the least number of them.
+_SPIKE_WINDOW, _SPIKE_LEAST = 100, 20
+
+
 def train(run: Run) -> step_lib.TrainState:
   """Trains to `config.steps` updates, from the newest checkpoint in the workdir where there is one.
 
@@ -34,8 +41,10 @@ def train(run: Run) -> step_lib.TrainState:
 
   Raises:
     ConfigError: the workdir holds a run with another config.
-    FloatingPointError: the loss or the gradient is no longer finite; the newest checkpoint is from before.
-    cluster.Terminated: a process of the run got SIGTERM; all have saved the state after the same step.
+    FloatingPointError: the loss or the gradient of more than config.optimizer.skip_nonfinite updates was not finite; the state
+      before the last of them is saved.
+    OSError: a checkpoint or a record can't be written; the checkpoints before are whole.
+    cluster.Terminated: a process of the run got SIGTERM or SIGINT; all have saved the state after the same step.
   """
   config = run.config
   trainer = step_lib.make_trainer(config, run.model, run.mesh)
@@ -73,16 +82,17 @@ def train(run: Run) -> step_lib.TrainState:
         trace.before(step)
         state, step_metrics = trainer.step(state, tokens)
         trace.after(step, step_metrics)
+        log.note(step, step_metrics)
         if step == start + 1:
           jax.block_until_ready(step_metrics)
           log.first_step_done(step)
         log.read()  # of the step before, while this one runs
         if last or step % config.log.every_steps == 0:
-          log.push(step, step_metrics, batch_hash)
+          log.push(step, batch_hash)
         evaluate = (last or step % config.eval.every_steps == 0) and not terminated
         save = last or terminated or step % config.checkpoint.every_steps == 0
         if evaluate or save:
-          log.push(step, step_metrics, batch_hash)
+          log.push(step, batch_hash)
           log.read()
         if evaluate:
           _evaluate(run, state, step, writer)
@@ -90,10 +100,13 @@ def train(run: Run) -> step_lib.TrainState:
           saver.save(state)
         if terminated:
           saver.wait()
-          raise cluster.Terminated(f"step {step:,} is saved, and the same command goes on from it")
+          raise cluster.Terminated(f"step {step:,} is saved, and the same command goes on from it", terminated)
         if evaluate or save:
           log.resume_clock(step)
     saver.wait()
+  except _Stopped as e:
+    raise FloatingPointError(f"{e} {_keep_last_good(saver, state)} To leave out such updates, set config.optimizer.skip_nonfinite "
+                             "to how many; else lower config.optimizer.learning_rate or raise its warmup_steps.") from None
   finally:
     batches.close()
     trace.close()
@@ -109,6 +122,21 @@ def _to_device(batches: Iterator[np.ndarray], mesh: Mesh) -> Iterator[tuple[jax.
     now, ahead = ahead, (sharding.place_batch(mesh, rows), zlib.crc32(rows))
     if now is not None:
       yield now
+
+
+class _Stopped(Exception):
+  """The step stops: an update is not finite, and no more of these may be left out."""
+
+
+def _keep_last_good(saver: checkpoints.Checkpoints, state: step_lib.TrainState) -> str:
+  """Saves the state that an update which is not finite has left as it was; says so."""
+  try:
+    # The update is not counted: whoever goes on tries it again.
+    saver.save(state.replace(skipped=state.skipped - 1))
+  except FloatingPointError:  # the update before has made numbers that are not finite of finite gradients
+    return "The newest checkpoint is from before this step."
+  saver.wait()
+  return f"The state before it is saved as step {int(state.step):,}."
 
 
 def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.MetricWriter) -> None:
@@ -130,27 +158,39 @@ class _StepLog:
 
   def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int):
     self._config, self._writer = config, writer
-    self._pending: tuple[int, dict[str, jax.Array], int] | None = None
+    self._pending: tuple[int, int] | None = None  # the step to be recorded, and the hash of its batch
+    self._noted: list[tuple[int, dict[str, jax.Array]]] = []  # of all steps that have not been looked at
+    self._norms = collections.deque(maxlen=_SPIKE_WINDOW)  # of the gradients before
     self._last_pushed = start
     self._timed_from = start  # the step after which the clock was started
     self._clock = time.monotonic()
     self._device_peak = flops.peak(jax.devices()[0].device_kind)
 
-  def push(self, step: int, step_metrics: dict[str, jax.Array], batch_hash: int) -> None:
+  def note(self, step: int, step_metrics: dict[str, jax.Array]) -> None:
+    """Keeps the metrics of a step on the device, to be looked at with the next one that is recorded."""
+    self._noted.append((step, step_metrics))
+
+  def push(self, step: int, batch_hash: int) -> None:
+    """Has `read` record the last step that was noted."""
     if step > self._last_pushed:
       self._last_pushed = step
-      self._pending = (step, step_metrics, batch_hash)
+      self._pending = (step, batch_hash)
 
   def read(self) -> None:
-    """Waits for the pending step, and records and prints it."""
+    """Waits for the pending step, looks at all steps up to it, and records and prints it.
+
+    Raises:
+      _Stopped: one of them was not finite, and no more may be left out.
+    """
     if self._pending is None:
       return
-    (step, on_device, batch_hash), self._pending = self._pending, None
-    values: dict[str, Any] = {name: float(x) for name, x in jax.device_get(on_device).items()}
-    if not np.isfinite([values["loss"], values["grad_norm"]]).all():
-      raise FloatingPointError(
-          f"step {step}: the loss is {values['loss']} and the gradient norm {values['grad_norm']}; lower "
-          "config.optimizer.learning_rate or raise its warmup_steps. The newest checkpoint is from before this step.")
+    (step, batch_hash), self._pending = self._pending, None
+    count = sum(noted <= step for noted, _ in self._noted)
+    until, self._noted = jax.device_get(self._noted[:count]), self._noted[count:]
+    for noted, step_metrics in until:
+      self._look_at(int(noted), step_metrics)
+    values: dict[str, Any] = {name: float(x) for name, x in until[-1][1].items()}
+    values["skipped"] = int(values["skipped"])
     now = time.monotonic()
     seconds = (now - self._clock) / max(step - self._timed_from, 1)
     self._clock, self._timed_from = now, step
@@ -161,10 +201,27 @@ class _StepLog:
       peak = self._device_peak * jax.device_count()
       values["model_flop_utilisation"] = flops.per_token(self._config) * tokens / seconds / peak
       utilisation = f"  {values['model_flop_utilisation']:.1%} of peak"
-    self._writer.write(step, values)
+    self._writer.write(step, {name: x for name, x in values.items() if isinstance(x, str) or np.isfinite(x)})
     left = console.duration(seconds * (self._config.steps - step))
     console.say(f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
                 f"lr {values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s{utilisation}  {left} left")
+
+  def _look_at(self, step: int, values: dict[str, np.ndarray]) -> None:
+    """Warns of an update that was left out and of a gradient far above those before; raises _Stopped at the last straw."""
+    loss, norm, skipped = float(values["loss"]), float(values["grad_norm"]), int(values["skipped"])
+    budget = self._config.optimizer.skip_nonfinite
+    if skipped > budget:
+      raise _Stopped(f"step {step}: the loss is {loss} and the gradient norm {norm}.")
+    if not np.isfinite([loss, norm]).all():
+      logging.warning("step %d: the loss is %s and the gradient norm %s; this update is left out, number %d of "
+                      "config.optimizer.skip_nonfinite = %d.", step, loss, norm, skipped, budget)
+      return
+    if self._config.log.spike and len(self._norms) >= _SPIKE_LEAST:
+      usual = statistics.median(self._norms)
+      if norm > self._config.log.spike * usual:
+        logging.warning("step %d: the gradient norm %.4g is %.1f times the median of the %d steps before, %.4g; the loss is "
+                        "%.4f.", step, norm, norm / usual, len(self._norms), usual, loss)
+    self._norms.append(norm)
 
   def first_step_done(self, step: int) -> None:
     """Keeps the compilation out of the step times."""

@@ -4,6 +4,8 @@ Every record has a "step", the updates done; "eval/..." fields are written at ev
 what was recorded beyond N is dropped, so that there is one record per step.
 """
 
+from collections.abc import Iterator
+import contextlib
 import json
 import logging
 import os
@@ -21,24 +23,30 @@ class MetricWriter:
   def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
     """`step`: updates done at the start of this process."""
     self._file = self._board = None
+    self._path = workdir / FILE
     if jax.process_index() != 0:
       return
-    path = workdir / FILE
-    kept = [json.dumps(r) + "\n" for r in read(workdir) if r["step"] <= step]
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text("".join(kept), encoding="utf-8")
-    os.replace(temporary, path)
-    self._file = path.open("a", encoding="utf-8")
+    with self._writing():
+      kept = [json.dumps(r) + "\n" for r in read(workdir) if r["step"] <= step]
+      temporary = self._path.with_suffix(".tmp")
+      temporary.write_text("".join(kept), encoding="utf-8")
+      os.replace(temporary, self._path)
+      self._file = self._path.open("a", encoding="utf-8")
     if tensorboard:
       import tensorboardX  # Here: it costs half a second, which only a run that wants it should pay.
       self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
 
   def write(self, step: int, values: dict[str, Any]) -> None:
-    """Records scalars (and strings, JSON only) of a step; complete on disk when it returns."""
+    """Records scalars (and strings, JSON only) of a step; complete on disk when it returns.
+
+    Raises:
+      OSError: it can't be written.
+    """
     if self._file is None:
       return
-    self._file.write(json.dumps({"step": step, **values}) + "\n")
-    self._file.flush()
+    with self._writing():
+      self._file.write(json.dumps({"step": step, **values}) + "\n")
+      self._file.flush()
     if self._board:
       for name, value in values.items():
         if isinstance(value, (int, float)):
@@ -52,7 +60,16 @@ class MetricWriter:
   def close(self) -> None:
     for writer in (self._file, self._board):
       if writer:
-        writer.close()
+        with contextlib.suppress(OSError):  # again: what could not be written has been said
+          writer.close()
+
+  @contextlib.contextmanager
+  def _writing(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as e:
+      raise OSError(f"{self._path}: can't be written to ({e.strerror}); see that the disk has room and can be written to. The same "
+                    "command goes on from the newest checkpoint.") from e
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -61,13 +61,14 @@ def adam(opt_state: Any) -> optax.ScaleByAdamState:
 
 def with_adam(opt_state: Any, state: optax.ScaleByAdamState, updates_done: jax.Array) -> Any:
   """The same with other count and moments, and a schedule that so many updates have been done of."""
+  replaced = jax.tree.map(lambda part: state if _is_adam(part) else part, opt_state, is_leaf=_is_adam)
+  return with_schedule(replaced, updates_done)
 
-  def replaced(part):
-    if _is_adam(part):
-      return state
-    return part._replace(count=updates_done) if _is_schedule(part) else part
 
-  return jax.tree.map(replaced, opt_state, is_leaf=lambda part: _is_adam(part) or _is_schedule(part))
+def with_schedule(opt_state: Any, updates_done: jax.Array) -> Any:
+  """The same with a schedule that so many updates have been done of."""
+  return jax.tree.map(lambda part: part._replace(count=updates_done) if _is_schedule(part) else part, opt_state,
+                      is_leaf=_is_schedule)
 
 
 def _is_adam(part: Any) -> bool:

@@ -30,6 +30,7 @@ class TrainState:
   params: Any
   ema: Any  # moving average of params; evaluation and sampling use it
   opt_state: Any
+  skipped: jax.Array  # int32, updates so far that left all this as it was, since their loss or gradient was not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,9 @@ class Trainer:
 
   shapes: TrainState  # of ShapeDtypeStructs with their shardings
   init: Callable[[], TrainState]
-  # (state, tokens int32 [B, T], or tokens and parts int32 [B, 2, T] of examples) -> state, {"loss", "grad_norm", "learning_rate"};
-  # the given state is donated.
+  # (state, tokens int32 [B, T], or tokens and parts int32 [B, 2, T] of examples) -> state, {"loss", "grad_norm", "learning_rate",
+  # "skipped"}; the given state is donated. Above config.optimizer.skip_nonfinite, `skipped` stops it: that state, and each later
+  # one, is as it was before that update, of which `step` does not count.
   step: Callable[[TrainState, jax.Array], tuple[TrainState, dict[str, jax.Array]]]
 
 
@@ -65,7 +67,7 @@ def make_trainer(
   def init() -> TrainState:
     params = nn.unbox(init_params(model, config.seed))
     # The average is a copy: a state that is donated must not hold a buffer twice.
-    return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params))
+    return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params), jnp.zeros((), jnp.int32))
 
   def loss_fn(params, tokens, drawn):
     with sharding.on_mesh(mesh):
@@ -83,8 +85,17 @@ def make_trainer(
     updates, opt_state = tx.update(grads, state.opt_state, state.params)
     params = optax.apply_updates(state.params, updates)
     ema = optimizer.update_ema(state.ema, params, state.step + 1, config.optimizer.ema_decay)
-    metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads), "learning_rate": schedule(state.step)}
-    return TrainState(state.step + 1, params, ema, opt_state), metrics
+    grad_norm = optax.tree.norm(grads)
+    stopped = state.skipped > config.optimizer.skip_nonfinite
+    is_good = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & ~stopped
+    skipped = state.skipped + (~is_good & ~stopped)
+    updates_done = state.step + (skipped <= config.optimizer.skip_nonfinite)
+    # Chosen element by element where they are written, as clipping waits for the norm anyway: it costs nothing.
+    params, ema, opt_state = jax.tree.map(
+        lambda new, old: jnp.where(is_good, new, old), (params, ema, opt_state), (state.params, state.ema, state.opt_state))
+    opt_state = optimizer.with_schedule(opt_state, updates_done)
+    metrics = {"loss": loss, "grad_norm": grad_norm, "learning_rate": schedule(state.step), "skipped": skipped}
+    return TrainState(updates_done, params, ema, opt_state, skipped), metrics
 
   boxed = jax.eval_shape(lambda: init_params(model, config.seed))
   param_shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
@@ -93,7 +104,8 @@ def make_trainer(
   shardings = TrainState(
       step=replicated, params=param_shardings, ema=param_shardings,
       opt_state=optax.tree_map_params(
-          tx, lambda _, s: s, shapes.opt_state, param_shardings, transform_non_params=lambda _: replicated))
+          tx, lambda _, s: s, shapes.opt_state, param_shardings, transform_non_params=lambda _: replicated),
+      skipped=replicated)
   shapes = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), shapes, shardings)
   # All shardings are pinned: a state that came from init, a step or a checkpoint looks the same, and compiles once.
   return Trainer(

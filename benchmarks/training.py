@@ -1,0 +1,160 @@
+"""Tokens per second of a training step, beside that of the PyTorch code at the same size.
+
+  python benchmarks/training.py [--pytorch=DIR] [--repeats=5] [--sizes=6x384x256x8,4x256x1024x4] [--quick] [--json]
+
+A step is everything that an update does in both: orders, loss, gradient, clipping, AdamW and EMA, in float32, on all cores. Each runs
+in a process of its own, in turn; compiling and warming up are left out. A size is layers x width x T x batch. The peer is
+model_AOGPT_AdaLN6_NoRep_cond_128_trunc_qknorm.py with ema.py of scxue/AO-GPT-MDM, eager, as its trainer calls them; without
+--pytorch, ours runs alone.
+
+GFLOP/s are of the matmuls that the model needs (aogpt_jax.training.flops), and beside them the rate of one matmul of the MLP's
+shape on this machine: that is the roof.
+"""
+
+import argparse
+import contextlib
+import json
+import pathlib
+import sys
+import time
+
+import paired
+
+PEER = "model_AOGPT_AdaLN6_NoRep_cond_128_trunc_qknorm"
+HEAD = 64  # width of a head
+LEARNING_RATE, DECAY, WEIGHT_DECAY = 1e-3, 0.9999, 0.1
+
+
+def ours(vocab_size: int):
+  """(size, steps) -> seconds of so many steps."""
+  import jax  # pylint: disable=import-outside-toplevel
+  import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
+  from aogpt_jax import build_model, sharding  # pylint: disable=import-outside-toplevel
+  from aogpt_jax import config as config_lib  # pylint: disable=import-outside-toplevel
+  from aogpt_jax import memory  # pylint: disable=import-outside-toplevel
+  from aogpt_jax.training import flops  # pylint: disable=import-outside-toplevel
+  from aogpt_jax.training import step as step_lib  # pylint: disable=import-outside-toplevel
+
+  memory.keep_freed()  # as main does
+  ready = {}
+
+  def prepare(size):
+    layers, width, length, batch = size
+    config = config_lib.default_config()
+    config.batch_size, config.orders = batch, "uniform"
+    config.model.update(layers=layers, width=width, heads=width // HEAD, block_size=length, vocab_size=vocab_size, dtype="float32",
+                        scan_layers=False)
+    config.optimizer.update(learning_rate=LEARNING_RATE, weight_decay=WEIGHT_DECAY, ema_decay=DECAY)
+    mesh = sharding.make_mesh(config)
+    model = build_model(config, mesh)
+    trainer = step_lib.make_trainer(config, model, mesh)
+    start = time.perf_counter()
+    state = trainer.init()
+    tokens = jax.random.randint(jax.random.key(0), (batch, length), 0, vocab_size)
+    tokens = jax.device_put(tokens, sharding.batch_sharding(mesh))
+    state, metrics = trainer.step(state, tokens)
+    jax.block_until_ready(metrics)
+    a, b = (jnp.ones(shape, jnp.float32) for shape in ((batch * length, width), (width, 4 * width)))
+    product = jax.jit(jnp.matmul)
+    return {"state": state, "tokens": tokens, "step": trainer.step, "first": time.perf_counter() - start,
+            "flops": flops.per_token(config) * batch * length, "product": lambda: product(a, b).block_until_ready(),
+            "product_flops": 2 * batch * length * width * 4 * width}
+
+  def answer(size, steps):
+    run = ready.get(tuple(size)) or ready.setdefault(tuple(size), prepare(size))
+    start = time.perf_counter()
+    for _ in range(steps):
+      run["state"], metrics = run["step"](run["state"], run["tokens"])
+    loss = float(metrics["loss"])
+    seconds = (time.perf_counter() - start) / steps
+    start = time.perf_counter()
+    for _ in range(20):
+      run["product"]()
+    roof = 20 * run["product_flops"] / (time.perf_counter() - start)
+    return {"seconds": seconds, "loss": loss, "first_step_seconds": run["first"], "gflops": run["flops"] / seconds / 1e9,
+            "roof_gflops": roof / 1e9}
+
+  return answer
+
+
+def pytorch(directory: str, vocab_size: int):
+  """The same of the PyTorch code."""
+  sys.path.insert(0, directory)
+  import ema as ema_lib  # pylint: disable=import-outside-toplevel,import-error
+  import torch  # pylint: disable=import-outside-toplevel,import-error
+  model_lib = __import__(PEER)
+  torch.set_num_threads(paired.THREADS)
+  ready = {}
+
+  def prepare(size):
+    layers, width, length, batch = size
+    with contextlib.redirect_stdout(sys.stderr):
+      net = model_lib.AOGPT(model_lib.AOGPTConfig(block_size=length, vocab_size=vocab_size, n_layer=layers, n_head=width // HEAD,
+                                                  n_embd=width)).train()
+      optimizer = net.configure_optimizers(WEIGHT_DECAY, LEARNING_RATE, (0.9, 0.95), "cpu")
+    return {"net": net, "optimizer": optimizer, "ema": ema_lib.ExponentialMovingAverage(net.parameters(), decay=DECAY),
+            "tokens": torch.randint(0, vocab_size, (batch, length))}
+
+  def answer(size, steps):
+    run = ready.get(tuple(size)) or ready.setdefault(tuple(size), prepare(size))
+    start = time.perf_counter()
+    for _ in range(steps):
+      _, loss = run["net"](run["tokens"], mode="Random")
+      loss.backward()
+      torch.nn.utils.clip_grad_norm_(run["net"].parameters(), 1.0)
+      run["optimizer"].step()
+      run["optimizer"].zero_grad(set_to_none=True)
+      run["ema"].update(run["net"].parameters())
+    return {"seconds": (time.perf_counter() - start) / steps, "loss": float(loss)}
+
+  return answer
+
+
+def main():
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--sizes", default="6x384x256x8,4x256x1024x4", help="layers x width x T x batch")
+  parser.add_argument("--vocab_size", type=int, default=512)
+  parser.add_argument("--steps", type=int, default=3, help="of a run")
+  parser.add_argument("--repeats", type=int, default=5, help="runs of each")
+  parser.add_argument("--pytorch", default="", help="directory of the PyTorch code")
+  parser.add_argument("--quick", action="store_true", help="a tiny size, one run: that all of it works")
+  parser.add_argument("--json", action="store_true", help="print one JSON object")
+  parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
+  args = parser.parse_args()
+  if args.pytorch and not (pathlib.Path(args.pytorch) / f"{PEER}.py").is_file():
+    sys.exit(f"error: --pytorch={args.pytorch}: has no {PEER}.py; give a checkout of scxue/AO-GPT-MDM.")
+  if args.quick:
+    args.sizes, args.repeats, args.steps = "1x64x32x2", 1, 1
+  if args.serve:
+    return paired.serve(ours(args.vocab_size) if args.serve == "aogpt_jax" else pytorch(args.pytorch, args.vocab_size))
+  results = {}
+  for text in args.sizes.split(","):
+    size = [int(n) for n in text.split("x")]
+    tokens = size[2] * size[3]
+    # A process for each size: the peak of memory is of this size alone.
+    contestants = [paired.Contestant("aogpt_jax")] + ([paired.Contestant("PyTorch code")] if args.pytorch else [])
+    answers = paired.in_turn(contestants, args.repeats, size=size, steps=args.steps)
+    for contestant in contestants:
+      contestant.close()
+    own, peer = answers["aogpt_jax"], answers.get("PyTorch code")
+    results[text] = {name: {"seconds": paired.median(a, "seconds"), "tokens_per_second": tokens / paired.median(a, "seconds"),
+                            "peak_mib": a[-1]["peak_mib"]} for name, a in answers.items()}
+    results[text]["aogpt_jax"] |= {field: paired.median(own, field) for field in ("gflops", "roof_gflops", "first_step_seconds")}
+    if peer:
+      results[text]["ratio"] = paired.ratio(peer, own, "seconds")
+  if args.json:
+    print(json.dumps({"arguments": vars(args), "facts": paired.facts(), "results": results}))
+    return
+  paired.print_facts()
+  for text, result in results.items():
+    print(f"{text}, V = {args.vocab_size}, float32")
+    for name, r in result.items():
+      if isinstance(r, dict):
+        roof = f", {r['gflops']:.0f} of {r['roof_gflops']:.0f} GFLOP/s" if "gflops" in r else ""
+        print(f"  {name:14}{r['seconds']:8.3f} s a step {r['tokens_per_second']:10,.0f} tokens/s   peak {r['peak_mib']:6,.0f} MiB{roof}")
+    if "ratio" in result:
+      print(f"  times the PyTorch code's speed {result['ratio']:.2f}")
+
+
+if __name__ == "__main__":
+  main()
