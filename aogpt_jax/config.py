@@ -6,6 +6,7 @@ The defaults are AO-GPT small as released. A file in configs/ takes `default_con
 from collections.abc import Iterator
 import difflib
 import math
+import pathlib
 import re
 from typing import Any
 
@@ -83,9 +84,9 @@ def default_config() -> ml_collections.ConfigDict:
           final_learning_rate=6e-5,  # at the end of the cosine decay, and after it
           warmup_steps=2000,  # updates; linear from 0
           decay_steps=500_000,  # updates at which the decay ends, warm-up included
-          beta1=0.9,
-          beta2=0.95,
-          eps=1e-8,
+          beta1=0.9,  # decay of the average of gradients in AdamW
+          beta2=0.95,  # and of their squares
+          eps=1e-8,  # added to the root of that
           weight_decay=0.05,  # decoupled, times the learning rate
           # (regex of a parameter's full path, whether it decays); the first match counts, every parameter needs one.
           weight_decay_rules=((r".*/(kernel|embedding)", True), (r".*/(bias|scale)", False)),
@@ -100,12 +101,12 @@ def default_config() -> ml_collections.ConfigDict:
           # Of a JSONL line or CSV record that is an example: a prompt, given first, and a completion, which alone is learnt and
           # scored. A prompt with blanks, as "The [[]] of", takes an answer for each from a list. "": there are documents.
           prompt_field="",
-          completion_field="completion",
+          completion_field="completion",  # of the completions, where there are prompts
           train_split="train",  # of a TFDS data set; slices such as train[:99%] are allowed
           validation_split="",  # "": held out of the training split by a hash of the document
           test_split="",  # likewise
           validation_fraction=0.005,  # of the documents, where they are held out by hash
-          test_fraction=0.005,
+          test_fraction=0.005,  # likewise
           tokenizer="gpt2",  # bytes | gpt2 | path of a tiktoken rank file
           cache_dir="~/.cache/aogpt_jax",  # where tokenised and packed data is kept
           tfds_data_dir="",  # where prepared TFDS data sets lie; "": TFDS's default
@@ -128,8 +129,8 @@ def default_config() -> ml_collections.ConfigDict:
           ("vocab", "tensor"),
       ),
       eval=c(
-          every_steps=2000,  # updates
-          batch_size=64,  # sequences
+          every_steps=2000,  # updates between evaluations while it trains
+          batch_size=64,  # sequences scored at once
           sequences=1024,  # at most, spread evenly over the split; 0: all
           # Of the orders in which the text is scored: names as for training orders, but no schedules.
           distributions=("left_to_right", "uniform"),
@@ -154,8 +155,8 @@ def default_config() -> ml_collections.ConfigDict:
               detokenize=True,  # by the rules of each data set
               end_of_text=True,  # the boundary after each row
               split="",  # of TFDS data sets, as train or test[:10%]; "": what the protocol scores
-              shards=8,  # of the recipe sedd: parts of the data set, and rows of them that are packed together
-              map_batch=1000,
+              shards=8,  # of the recipe sedd: parts of the data set
+              map_batch=1000,  # rows of a part that the recipe sedd packs together, dropping what is left
           ),
           # With a judge, generated texts are measured, of files or, where there are steps, of a sweep; for them, --mode=eval needs no
           # other text, and takes none.
@@ -205,8 +206,8 @@ def default_config() -> ml_collections.ConfigDict:
           keep_every_steps=0,  # updates; checkpoints at multiples of this are kept for good; 0: none
       ),
       log=c(
-          every_steps=10,  # updates
-          tensorboard=True,
+          every_steps=10,  # updates between records of the loss
+          tensorboard=True,  # events of TensorBoard in WORKDIR/tensorboard, beside metrics.jsonl
           spike=10.0,  # a warning names each step whose gradient norm is so many times the median of those before; 0: none
           profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
@@ -530,6 +531,20 @@ def from_dict(fields: dict[str, Any]) -> ml_collections.ConfigDict:
     return tuple(map(convert, value)) if isinstance(value, (list, tuple)) else value
 
   return ml_collections.ConfigDict({name: convert(value) for name, value in fields.items()})
+
+
+FILE = "config.py"  # in the workdir of a run
+
+
+def write_file(config: ml_collections.ConfigDict, workdir: pathlib.Path, about: str, command: str) -> None:
+  """Writes a config file that says what a config says; its docstring says what it is of, and has a command that uses it."""
+  default = flat(default_config())
+  plain = lambda text: re.sub(r"[^\w ./:,=@+-]", "_", text)  # it becomes code
+  lines = [f"  config.{path} = {value!r}" for path, value in flat(config).items() if value != default[path]]
+  (workdir / FILE).write_text("\n".join([
+      f'"""{plain(about)}.', "", f"    {plain(command)}", '"""', "", "import ml_collections", "",
+      "from aogpt_jax import config as config_lib", "", "", "def get_config() -> ml_collections.ConfigDict:",
+      "  config = config_lib.default_config()", *lines, "  return config", ""]), encoding="utf-8")
 
 
 def completed(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:

@@ -126,7 +126,7 @@ def from_published(
     said = fingerprint.describe(*checkpoints.load_model(partial))
     origin = Origin(name, step, has, said)
     (partial / _RECORD).write_text(json.dumps(dataclasses.asdict(origin), indent=2) + "\n", encoding="utf-8")
-    (partial / "config.py").write_text(_config_file(config, f"{name}, step {step:,}", output), encoding="utf-8")
+    config_lib.write_file(config, partial, f"Converted from {name}, step {step:,}", f"{_command(output)} --mode=sample")
   console.say(f"fingerprint: {said} (nats per token)")
   console.say(f"written: {output}\nto use it: {_command(output)} --mode=sample")
   return origin
@@ -330,18 +330,7 @@ def _origin(workdir: pathlib.Path) -> Origin | None:
 
 
 def _command(workdir: str) -> str:
-  return f"python -m aogpt_jax.main --config={workdir}/config.py --workdir={workdir}"
-
-
-def _config_file(config: ml_collections.ConfigDict, what: str, workdir: str) -> str:
-  """A config file that says what the checkpoint's config says."""
-  default = config_lib.flat(config_lib.default_config())
-  plain = lambda text: re.sub(r"[^\w ./:,@+-]", "_", text)  # it becomes code
-  lines = [f"  config.{path} = {value!r}" for path, value in config_lib.flat(config).items() if value != default[path]]
-  return "\n".join([
-      f'"""Converted from {plain(what)}.', "", f"    {_command(workdir).replace(workdir, plain(workdir))} --mode=sample", '"""',
-      "", "import ml_collections", "", "from aogpt_jax import config as config_lib", "", "",
-      "def get_config() -> ml_collections.ConfigDict:", "  config = config_lib.default_config()", *lines, "  return config", ""])
+  return f"python -m aogpt_jax.main --config={workdir}/{config_lib.FILE}"
 
 
 def main(argv: list[str]) -> None:

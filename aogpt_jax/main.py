@@ -42,7 +42,8 @@ from aogpt_jax.training import curves
 from aogpt_jax.training import loop
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
-_WORKDIR = flags.DEFINE_string("workdir", "", "Directory of the run; runs/<config name> by default.")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", "", "Directory of the run; that of the config where a run has written it, else runs/<config name>.")
 _MODE = flags.DEFINE_enum(
     "mode", "all", (*run_lib.MODES, "aot"),
     "What to do; all trains, evaluates and samples; aot compiles for the devices of --topology and says what they would need.")
@@ -84,7 +85,7 @@ def main(argv: list[str]) -> None:
   try:
     output.check_file("--html", _HTML.value, _MODE.value)
     output.check_file("--picture", _PICTURE.value, _MODE.value, picture.ENDINGS)
-    run = run_lib.open_run(_CONFIG.value, _WORKDIR.value or f"runs/{path.stem}", _MODE.value)
+    run = run_lib.open_run(_CONFIG.value, _workdir(path), _MODE.value)
   except (ValueError, OSError, ImportError, RuntimeError) as e:
     cluster.end(f"error: {e}")
   except KeyboardInterrupt:
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> None:
 
 def _ahead_of_time(path: pathlib.Path) -> None:
   try:
-    if not report.run(_CONFIG.value, _TOPOLOGY.value, pathlib.Path(_WORKDIR.value or f"runs/{path.stem}")):
+    if not report.run(_CONFIG.value, _TOPOLOGY.value, pathlib.Path(_workdir(path))):
       sys.exit(1)
   except (ValueError, ImportError, OSError) as e:
     sys.exit("error: " + " ".join(str(e).split()))
@@ -155,6 +156,13 @@ def _try_config(value: str) -> None:
 
 def _config_path(value: str) -> pathlib.Path:
   return pathlib.Path(value.split(":")[0])  # what follows a colon is the argument of get_config()
+
+
+def _workdir(path: pathlib.Path) -> str:
+  if _WORKDIR.value:
+    return _WORKDIR.value
+  is_of_run = path.name == config_lib.FILE and (path.parent / "checkpoints").is_dir()
+  return str(path.parent) if is_of_run else f"runs/{path.stem}"
 
 
 def _dispatch(run: run_lib.Run, mode: str) -> None:

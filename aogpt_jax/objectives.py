@@ -14,6 +14,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from aogpt_jax import config as config_lib
 from aogpt_jax import orders as orders_lib
 from aogpt_jax.models import encoder
 from aogpt_jax.models import head
@@ -242,3 +243,10 @@ OBJECTIVES: dict[str, Objective] = {
     "lambda_dce": Objective(_draw_each, masked_nll),
     "score_entropy": Objective(_draw_noise, score_entropy),
 }
+
+
+def register(name: str, architecture: str, objective: Objective) -> None:
+  """Adds an objective that `config.objective` can name, as a config file may do; `architecture` is what it trains."""
+  OBJECTIVES[name] = objective
+  names = config_lib.OBJECTIVES[architecture]
+  config_lib.OBJECTIVES[architecture] = (*(n for n in names if n != name), name)

@@ -167,7 +167,7 @@ def test_byte_order_mark_is_no_text(tmp_path):
   assert [d.text for d in sources.documents(data_config(f"files:{tmp_path}/a.txt")).stream()] == ["hello"]
 
 
-@pytest.mark.parametrize("source", ["", "files:", "stdlib:x", "openwebtext"])
+@pytest.mark.parametrize("source", ["", "files:", "stdlib:x", "urn", "openwebtext"])
 def test_unknown_source_is_an_error(source):
   with pytest.raises(ValueError, match="is not one of 'stdlib'"):
     sources.documents(data_config(source))
@@ -221,7 +221,7 @@ def test_a_sudoku_has_one_solution_and_stands_in_one_split():
 
 @pytest.mark.parametrize("spec", ["sudoku:", "sudoku:3", "sudoku:16", "sudoku:x"])
 def test_a_sudoku_wants_a_number_of_clues(spec):
-  with pytest.raises(ValueError, match=f"data.source='{spec}' is not one of .* 'sudoku:CLUES' with 4 to 15 clues"):
+  with pytest.raises(ValueError, match=f"data.source='{spec}' is not .*'sudoku:CLUES'"):
     sources.documents(data_config(spec))
 
 

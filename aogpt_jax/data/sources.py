@@ -13,6 +13,8 @@
 Documents are held out whole. Which split a document falls into depends on a hash of the document alone
 (of its name for stdlib, of its text elsewhere, so that copies stay together), so adding documents moves
 none, and duplicates never sit on both sides.
+
+To add one: a subclass of Source, and a line in SOURCES.
 """
 
 import ast
@@ -36,7 +38,7 @@ import sysconfig
 import tokenize
 import urllib.request
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -100,20 +102,10 @@ def documents(config) -> Source:
   if config.validation_fraction + config.test_fraction >= 1:
     raise ValueError("data.validation_fraction + data.test_fraction must stay below 1 to leave a train split")
   kind, _, rest = config.source.partition(":")
-  if kind in ("stdlib", "stdlib_source") and not rest:
-    return Stdlib(config, prose=kind == "stdlib")
-  if kind in ("files", "lines") and rest:
-    return Files(config, rest, by_lines=kind == "lines")
-  if kind == "tfds" and rest:
-    return Tfds(config, rest)
-  if kind == "urn" and rest.isascii() and rest.isdigit() and int(rest):
-    return Urn(config, int(rest))
-  if kind == "sudoku" and rest.isascii() and rest.isdigit() and int(rest) in _SUDOKU_CLUES:
-    return Sudoku(config, int(rest))
+  if kind in SOURCES and (":" in SOURCES[kind].usage) == bool(rest):
+    return SOURCES[kind].open(config, rest)
   raise ValueError(
-      f"data.source={config.source!r} is not one of 'stdlib', 'stdlib_source', 'files:GLOB', 'lines:GLOB', "
-      "'tfds:NAME[/CONFIG][:VERSION]', 'urn:LENGTH', 'sudoku:CLUES' with "
-      f"{_SUDOKU_CLUES[0]} to {_SUDOKU_CLUES[-1]} clues")
+      f"data.source={config.source!r} is not one of {', '.join(repr(source.usage) for source in SOURCES.values())}")
 
 
 def held_out_split(key: str, validation_fraction: float, test_fraction: float) -> str:
@@ -466,12 +458,14 @@ class Urn(Source):
   All orders of a text's letters are equally probable (it is exchangeable), so that no order of prediction is easier than another.
   """
 
-  def __init__(self, config, length: int):
-    self.name = f"urn_{length}"
-    self._length = length
+  def __init__(self, config, length: str):
+    if not (length.isascii() and length.isdigit() and int(length)):
+      raise ValueError(f"data.source='urn:{length}' is not 'urn:LENGTH' with a number of letters from 1 on, as urn:15")
+    self.name = f"urn_{int(length)}"
+    self._length = int(length)
     self._fractions = (config.validation_fraction, config.test_fraction)
     self.fingerprint = _fingerprint(
-        {"source": "urn", "length": length, "letters": _URN_LETTERS, "start": _URN_START, "texts": _URN_TEXTS,
+        {"source": "urn", "length": self._length, "letters": _URN_LETTERS, "start": _URN_START, "texts": _URN_TEXTS,
          "fractions": self._fractions}, [])
 
   def stream(self, start: int = 0) -> Iterator[Document]:
@@ -510,12 +504,14 @@ class Sudoku(Source):
 
   has_examples = True
 
-  def __init__(self, config, clues: int):
-    self.name = f"sudoku_{clues}"
-    self._clues = clues
+  def __init__(self, config, clues: str):
+    if not (clues.isascii() and clues.isdigit() and int(clues) in _SUDOKU_CLUES):
+      raise ValueError(f"data.source='sudoku:{clues}' is not 'sudoku:CLUES' with {_SUDOKU_CLUES[0]} to {_SUDOKU_CLUES[-1]} clues")
+    self.name = f"sudoku_{int(clues)}"
+    self._clues = int(clues)
     self._fractions = (config.validation_fraction, config.test_fraction)
     self.fingerprint = _fingerprint(
-        {"source": "sudoku", "clues": clues, "puzzles": _SUDOKU_PUZZLES, "fractions": self._fractions}, [])
+        {"source": "sudoku", "clues": self._clues, "puzzles": _SUDOKU_PUZZLES, "fractions": self._fractions}, [])
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     grids = list(sudoku_grids())
@@ -715,3 +711,25 @@ def _check_network(name: str, where: str, host: str):
     raise ConnectionError(
         f"tfds:{name} is not prepared under {where}, and there is no network to download it ({host}: {e}); "
         "set data.tfds_data_dir to the directory of a prepared array_record copy") from None
+
+
+# --- registry ---------------------------------------------------------------------------------------
+
+
+class Kind(NamedTuple):
+  """One kind of source. `usage` is how `data.source` names it; `open` takes the data section and what follows the colon."""
+
+  usage: str
+  open: Callable[[Any, str], Source]
+
+
+# By the word before the colon.
+SOURCES: dict[str, Kind] = {
+    "stdlib": Kind("stdlib", lambda config, _: Stdlib(config, prose=True)),
+    "stdlib_source": Kind("stdlib_source", lambda config, _: Stdlib(config, prose=False)),
+    "files": Kind("files:GLOB", Files),
+    "lines": Kind("lines:GLOB", lambda config, pattern: Files(config, pattern, by_lines=True)),
+    "tfds": Kind("tfds:NAME[/CONFIG][:VERSION]", Tfds),
+    "urn": Kind("urn:LENGTH", Urn),
+    "sudoku": Kind("sudoku:CLUES", Sudoku),
+}

@@ -14,6 +14,7 @@ import ml_collections
 import numpy as np
 
 from aogpt_jax import cluster
+from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import sharding
 from aogpt_jax.data import loader
@@ -53,6 +54,9 @@ def train(run: Run) -> step_lib.TrainState:
   if is_new:
     state = start_lib.state(config, run.model, run.tokenizer, trainer)
   start = int(jax.device_get(state.step))
+  if jax.process_index() == 0:  # for commands that evaluate and sample with the same config
+    command = f"python -m aogpt_jax.main --config={run.workdir}/{config_lib.FILE} --mode=sample"
+    config_lib.write_file(config, run.workdir, f"Of the run {run.workdir.name}", command)
   parameters = sum(x.size for x in jax.tree.leaves(trainer.shapes.params))
   console.say(f"model: {parameters:,} parameters; {config.steps:,} steps of {config.batch_size} x "
               f"{config.model.block_size} tokens; {run.mesh.size} x {run.mesh.devices.flat[0].device_kind}")
