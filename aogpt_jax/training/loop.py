@@ -66,6 +66,7 @@ def train(run: Run) -> step_lib.TrainState:
   writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config.log.tensorboard)
   log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
+  waiting, on_cpu = None, run.mesh.devices.flat[0].platform == "cpu"
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
       local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
@@ -83,6 +84,10 @@ def train(run: Run) -> step_lib.TrainState:
         state, step_metrics = trainer.step(state, tokens)
         trace.after(step, step_metrics)
         log.note(step, step_metrics)
+        # One step may wait while another runs. On a CPU none does: XLA gives a program its memory when it is called, and to
+        # prepare a batch takes from the step before what it would gain.
+        jax.block_until_ready(step_metrics if on_cpu else waiting)
+        waiting = step_metrics
         if step == start + 1:
           jax.block_until_ready(step_metrics)
           log.first_step_done(step)
