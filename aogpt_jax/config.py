@@ -204,7 +204,8 @@ def default_config() -> ml_collections.ConfigDict:
       ),
       log=c(
           every_steps=10,  # updates
-          tensorboard=True,
+          tensorboard=True,  # event files in WORKDIR/tensorboard, where tensorboardX is installed
+          wandb=False,  # also to Weights & Biases, where wandb is installed; see docs/monitoring.md
           profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
       compilation_cache="~/.cache/aogpt_jax/xla",  # where compiled programs are kept for the next start; "": nowhere
@@ -544,10 +545,14 @@ FREE_TO_CHANGE = ("steps", "micro_batches", "data.cache_dir", "data.tfds_data_di
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
   """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
-  a, b = flat(ours), flat(theirs)
-  fixed = [f for f in sorted(a.keys() | b.keys())
-           if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
-  return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
+  a, b = determining(ours), determining(theirs)
+  return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in sorted(a.keys() | b.keys()) if a.get(f) != b.get(f)]
+
+
+def determining(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The fields that a run can't change without becoming another one, by their dotted paths."""
+  return {field: value for field, value in flat(config).items()
+          if not any(field == free or field.startswith(free + ".") for free in FREE_TO_CHANGE)}
 
 
 def flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:

@@ -120,7 +120,7 @@ def _prepare(
   Raises:
     ConfigError: it is not the same text everywhere.
   """
-  prepare = lambda: packing.prepare(data, tokenizer, block_size, progress=console.say)
+  prepare = lambda: packing.prepare(data, tokenizer, block_size)
   if jax.process_count() == 1:
     return prepare()
   cache = pathlib.Path(data.cache_dir).expanduser()

@@ -5,6 +5,7 @@ import importlib.util
 import os
 import pathlib
 import random
+import shutil
 import subprocess
 import sys
 
@@ -91,6 +92,21 @@ def make_command(words, directory):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
   return start
+
+
+_BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+  """A Chromium, from Playwright."""
+  playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it comes with .[test]")
+  found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
+  with playwright.sync_playwright() as p:
+    if not found and not os.path.exists(p.chromium.executable_path):
+      pytest.skip("there is no Chromium in $CHROMIUM, on the PATH, or from `playwright install chromium`")
+    with p.chromium.launch(executable_path=found or None) as started:
+      yield started
 
 
 def run_on_eight_devices(script: str, path: pathlib.Path) -> None:

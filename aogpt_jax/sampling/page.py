@@ -5,11 +5,9 @@ text, hostile text too; they reach the page as JSON in which nothing can end the
 """
 
 from collections.abc import Sequence
-import importlib.resources
 import json
 import math
 import pathlib
-import tempfile
 from typing import Any
 import unicodedata
 
@@ -17,6 +15,7 @@ from flax import linen as nn
 import jax
 
 from aogpt_jax import console
+from aogpt_jax import pages
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import alternatives as alternatives_lib
 from aogpt_jax.sampling import texts as texts_lib
@@ -44,15 +43,7 @@ def check(path: str, mode: str) -> None:
     return
   if mode not in ("all", "sample"):
     raise ValueError(f"--html={path}: --mode={mode} draws no texts to show; give --mode=sample.")
-  file = pathlib.Path(path).expanduser()
-  try:
-    if file.is_dir():
-      raise IsADirectoryError(0, "it is a directory")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=file.parent):
-      pass
-  except OSError as e:
-    raise OSError(f"--html={path}: can't be written ({e.strerror}); give another file.") from None
+  pages.file("--html", path)
 
 
 def write(path: str, samples: pathlib.Path, model: nn.Module, params: Any, tokenizer: tokenizers.Tokenizer) -> pathlib.Path:
@@ -96,8 +87,7 @@ def html(texts: Sequence[texts_lib.Text], alternatives: Sequence[alternatives_li
   data = json.dumps({"labels": labels.table, "texts": shown}, separators=(",", ":"))  # beyond ASCII, it has escapes
   for character in "<>&":
     data = data.replace(character, f"\\u{ord(character):04x}")
-  frame = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  return frame.replace("{{data}}", data)
+  return pages.fill(__package__, data=data)
 
 
 class _Labels:

@@ -21,6 +21,7 @@ from aogpt_jax.training import checkpoints
 from aogpt_jax.training import flops
 from aogpt_jax.training import metrics
 from aogpt_jax.training import profile
+from aogpt_jax.training import provenance
 from aogpt_jax.training import start as start_lib
 from aogpt_jax.training import step as step_lib
 
@@ -50,7 +51,9 @@ def train(run: Run) -> step_lib.TrainState:
   if start:
     console.say(f"going on from the checkpoint of step {start:,}" if start < config.steps else
                 f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
-  writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config.log.tensorboard)
+  writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config)
+  if start < config.steps:
+    provenance.record(run.workdir, start, config)
   log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
   batches = loader.train_batches(
@@ -75,6 +78,8 @@ def train(run: Run) -> step_lib.TrainState:
         log.read()  # of the step before, while this one runs
         if last or step % config.log.every_steps == 0:
           log.push(step, step_metrics, batch_hash)
+        else:
+          log.glance(step, step_metrics)
         evaluate = (last or step % config.eval.every_steps == 0) and not terminated
         save = last or terminated or step % config.checkpoint.every_steps == 0
         if evaluate or save:
@@ -91,6 +96,7 @@ def train(run: Run) -> step_lib.TrainState:
           log.resume_clock(step)
     saver.wait()
   finally:
+    console.clear()
     batches.close()
     trace.close()
     writer.close()
@@ -122,23 +128,32 @@ def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.M
 
 
 class _StepLog:
-  """Metrics of single steps, read from the device after the next step has been started."""
+  """Metrics of single steps, read from the device after the next step has been started.
+
+  On a terminal, the last line says where training is, also between the steps that are recorded; elsewhere, each of those has a line.
+  """
 
   def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int):
     self._config, self._writer = config, writer
-    self._pending: tuple[int, dict[str, jax.Array], int] | None = None
+    self._pending: tuple[int, dict[str, jax.Array], int | None] | None = None
     self._last_pushed = start
     self._timed_from = start  # the step after which the clock was started
     self._clock = time.monotonic()
     self._device_peak = flops.peak(jax.devices()[0].device_kind)
+    self._pace = console.Pace()
 
   def push(self, step: int, step_metrics: dict[str, jax.Array], batch_hash: int) -> None:
     if step > self._last_pushed:
       self._last_pushed = step
       self._pending = (step, step_metrics, batch_hash)
 
+  def glance(self, step: int, step_metrics: dict[str, jax.Array]) -> None:
+    """The same of a step that is not recorded, where the terminal is to be redrawn."""
+    if self._pace.is_live and self._pace.is_due():
+      self._pending = (step, step_metrics, None)
+
   def read(self) -> None:
-    """Waits for the pending step, and records and prints it."""
+    """Waits for the pending step, and records and shows it."""
     if self._pending is None:
       return
     (step, on_device, batch_hash), self._pending = self._pending, None
@@ -149,18 +164,22 @@ class _StepLog:
           "config.optimizer.learning_rate or raise its warmup_steps. The newest checkpoint is from before this step.")
     now = time.monotonic()
     seconds = (now - self._clock) / max(step - self._timed_from, 1)
-    self._clock, self._timed_from = now, step
     tokens = self._config.batch_size * self._config.model.block_size
-    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
-    utilisation = ""
+    utilisation = None
     if self._device_peak:
-      peak = self._device_peak * jax.device_count()
-      values["model_flop_utilisation"] = flops.per_token(self._config) * tokens / seconds / peak
-      utilisation = f"  {values['model_flop_utilisation']:.1%} of peak"
+      utilisation = flops.per_token(self._config) * tokens / seconds / (self._device_peak * jax.device_count())
+    line = (f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
+            f"lr {values['learning_rate']:.2e}  {tokens / seconds:,.0f} tokens/s"
+            + ("" if utilisation is None else f"  {utilisation:.1%} of peak")
+            + f"  {console.duration(seconds * (self._config.steps - step))} left")
+    self._pace.show(line)
+    if batch_hash is None:
+      return
+    self._clock, self._timed_from = now, step
+    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
+    if utilisation is not None:
+      values["model_flop_utilisation"] = utilisation
     self._writer.write(step, values)
-    left = console.duration(seconds * (self._config.steps - step))
-    console.say(f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
-                f"lr {values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s{utilisation}  {left} left")
 
   def first_step_done(self, step: int) -> None:
     """Keeps the compilation out of the step times."""
