@@ -12,6 +12,7 @@ import sys
 
 from absl import app
 from absl import flags
+from absl import logging
 import jax
 
 from aogpt_jax import console
@@ -65,6 +66,8 @@ def _attention(record: runs.RunRecord) -> page.Attention:
 
 def main(argv: list[str]) -> None:
   console.be_quiet(_QUIET.value)
+  if not flags.FLAGS["verbosity"].present:
+    logging.set_verbosity(logging.WARNING)  # the libraries' own lines would bury ours
   jax.config.update("jax_platforms", "cpu")  # accelerators are left to the runs
   if len(argv) < 2:
     sys.exit("error: give the workdir of a run, or of several: python -m aogpt_jax.report runs/tiny")

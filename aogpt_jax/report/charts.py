@@ -73,11 +73,11 @@ def chart(
   if not lines:
     return ""
   lines = [_thinned(line) for line in lines]
-  low, high = _extent([*(line.y for line in lines), np.array([*levels.values()])])
+  low, high = _extent([*(edge for line in lines for edge in _edges(line, log_y)), np.array([*levels.values()])])
   if top is not None and top > low:
     high = min(high, top)
   low = low if bottom is None else min(low, bottom)
-  x_axis = _Axis(*_extent([line.x for line in lines]), log_x, 0.0)
+  x_axis = _Axis(*_extent([line.x for line in lines]), log_x, 0.02)
   y_axis = _Axis(low, high, log_y, 0.04)
   drawn = [_level(y_axis(value), i) for i, value in enumerate(levels.values())]
   for line in lines:
@@ -91,7 +91,7 @@ def chart(
           for line in lines]
   keys += [(f'<svg class="key" viewBox="0 0 28 10" aria-hidden="true"><path class="level l{i % 3}" d="M1 5H27"/></svg>',
             f"{label} {number(value)}") for i, (label, value) in enumerate(levels.items())]
-  legend = "".join(f"<li>{key}<bdi>{html.escape(label)}</bdi></li>" for key, label in keys)
+  legend = "" if len(keys) == 1 else "".join(f"<li>{key}<bdi>{html.escape(label)}</bdi></li>" for key, label in keys)
   read_out = json.dumps({
       "x": [x_axis.low, x_axis.high, int(log_x)], "unit": x_label,
       "lines": [[line.label, [_short(x) for x in line.x], [_short(y) for y in line.y]] for line in lines]}, separators=(",", ":"))
@@ -101,7 +101,7 @@ def chart(
           f'data-chart="{html.escape(read_out)}"><div class="y">{tick(y_axis, "bottom")}</div>'
           f'<svg viewBox="0 0 1000 1000" preserveAspectRatio="none" aria-hidden="true">{grid}{"".join(drawn)}</svg>'
           f'<div class="x">{tick(x_axis, "left")}</div></div><div class="x-label">{html.escape(x_label)}</div>'
-          f'<ul class="legend">{legend}</ul>' + (f'<p class="note">{html.escape(note)}</p>' if note else "") + "</figure>")
+          + (f'<ul class="legend">{legend}</ul>' if legend else "") + (f'<p class="note">{html.escape(note)}</p>' if note else "") + "</figure>")
 
 
 class _Axis:
@@ -137,6 +137,15 @@ class _Axis:
 def _extent(values: Sequence[np.ndarray]) -> tuple[float, float]:
   whole = np.concatenate([np.asarray(v, float) for v in values])
   return float(whole.min()), float(whole.max())
+
+
+def _edges(line: Line, log_y: bool) -> list[np.ndarray]:
+  """A line, and the edges of its band; by logarithms, a lower edge ends where the line does."""
+  if line.errors is None:
+    return [line.y]
+  errors = np.where(np.isfinite(line.errors), line.errors, 0.0)
+  lower = line.y - errors
+  return [line.y, line.y + errors, np.where(lower > 0, lower, line.y) if log_y else lower]
 
 
 def _thinned(line: Line) -> Line:

@@ -18,10 +18,14 @@ _Z95 = 1.96
 
 
 def differing(configs: Sequence[Any]) -> dict[str, list[Any]]:
-  """The fields on which configs differ, with the value of each; a run whose config is None has none."""
+  """The fields on which configs differ, with the value of each; a run whose config is None has none.
+
+  Those that make another run of it come first, then those of evaluation, sampling, logging and the like.
+  """
   flat = [config_lib.flat(config) if config is not None else {} for config in configs]
   known = [f for f in flat if f]
-  fields = sorted({field for f in known for field in f})
+  first = {field for config in configs if config is not None for field in config_lib.determining(config)} | {"steps"}
+  fields = sorted({field for f in known for field in f}, key=lambda field: (field not in first, field))
   return {field: [f.get(field) for f in flat] for field in fields if any(f.get(field) != known[0].get(field) for f in known)}
 
 
@@ -94,6 +98,10 @@ def _tokenizer(record: runs_lib.RunRecord) -> str:
   return record.config.data.tokenizer if record.config is not None else ""
 
 
+def _weights(evaluation: runs_lib.Evaluation) -> str:
+  return {"ema": "EMA"}.get(name := str(evaluation.record.get("weights", "ema")), name)
+
+
 def _of_evaluations(records, name, without) -> list[Comparison]:
   evaluations = [r.evaluations[name] for r in records]
   in_bytes = len({*map(_tokenizer, records)}) > 1
@@ -126,7 +134,7 @@ def _of_evaluations(records, name, without) -> list[Comparison]:
     remarks += _other_steps(losses)
     split = evaluations[best].record.get("split", "")
     found.append(Comparison(distribution, "bits/byte" if in_bytes else "nats/token",
-                            f"{split} text, after training, {evaluations[best].record.get('weights', 'ema')} weights",
+                            f"{split} text, after training, {_weights(evaluations[best])} weights",
                             sorted(losses, key=lambda loss: loss.value), remarks))
   return found
 

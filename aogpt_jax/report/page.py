@@ -54,14 +54,15 @@ def _text(value: Any) -> str:
 
 
 def _table(rows: Sequence[Sequence[Any]], text: bool = False, best: int = -1, caption: str = "") -> str:
-  """A table that scrolls by itself where it is wide; the first row is its head. `best`: a row that stands out."""
+  """A table that scrolls by itself where it is wide; the first row is its head, where it is not empty. `best`: a row that stands out."""
   head, *others = [[f"<bdi>{_text(cell)}</bdi>" for cell in row] for row in rows]
   row = lambda cells, tag: "".join(f"<{tag}>{cell}</{tag}>" for cell in cells)
   lines = [f'<tr class="best">{row(cells, "td")}</tr>' if i == best else f"<tr>{row(cells, 'td')}</tr>"
            for i, cells in enumerate(others)]
-  about = f"<caption>{_text(caption)}</caption>" if caption else ""
-  return (f'<div class="scroll"><table{" class=text" if text else ""}>{about}<thead><tr>{row(head, "th")}</tr></thead>'
-          f'<tbody>{"".join(lines)}</tbody></table></div>')
+  above = f'<p class="caption">{_text(caption)}</p>' if caption else ""  # where it does not scroll with a wide table
+  top = f'<thead><tr>{row(head, "th")}</tr></thead>' if any(rows[0]) else ""
+  return (f'{above}<div class="scroll"><table{" class=text" if text else ""} aria-label="{_text(caption)}">{top}<tbody>'
+          f'{"".join(lines)}</tbody></table></div>')
 
 
 def _note(text: str) -> str:
@@ -98,12 +99,12 @@ def _tiles(r: RunRecord) -> list[tuple[str, str]]:
   evaluation = r.evaluations.get("eval_validation") or next(iter(r.evaluations.values()), None)
   if evaluation:
     for name, l in evaluation.found.likelihoods.items():
-      found.append((f"{name.replace('_', ' ')}, {evaluation.name}", f"{l.nats_per_token:.4f} ± {l.stderr_sequences:.4f} nats/token"))
+      found.append((f"{name.replace('_', ' ')}, nats/token, {evaluation.name}", f"{l.nats_per_token:.4f} ± {l.stderr_sequences:.4f}"))
   else:
     for name, c in curves.evaluations(r.records).items():
-      found.append((f"{name.replace('_', ' ')}, last evaluation", f"{c.values[-1]:.4f} ± {c.errors[-1]:.4f} nats/token"))
+      found.append((f"{name.replace('_', ' ')}, nats/token, last evaluation", f"{c.values[-1]:.4f} ± {c.errors[-1]:.4f}"))
   if (speed := curves.curve(r.records, "tokens_per_second")) is not None:
-    found.append(("median speed", f"{charts.number(float(np.median(speed.values)))} tokens/s"))
+    found.append(("tokens a second, median", charts.number(float(np.median(speed.values)))))
   if r.saved:
     found.append(("checkpoints", ", ".join(f"{step:,}" for step in r.saved[-4:])))
   return found
@@ -209,13 +210,14 @@ def _samples(r: RunRecord, most: int) -> str:
     by_order.setdefault(str(sample.get("order")), []).append(sample)
   share, found = max(most // len(by_order), 1), []
   for order, texts in by_order.items():
+    found.append(f"<h3><bdi>{_text(order[:80])}</bdi></h3>")
     for sample in texts[:share]:
       sampler = sample["sampler"] if isinstance(sample.get("sampler"), dict) else {}
       about = [f"{sample.get('evaluations', '?')} evaluations"]
       about += [f"{name} {sampler[field]}" for name, field in (
           ("temperature", "temperature"), ("top-p", "top_p"), ("step", "checkpoint_step")) if field in sampler]
       about += [f"prompt: {sample['prompt']}"] if sample.get("prompt") else []
-      found.append(f'<h3><bdi>{_text(order[:80])}</bdi></h3>{_note(", ".join(about))}<pre dir="auto">{_text(sample["text"])}</pre>')
+      found.append(f'{_note(", ".join(about))}<pre dir="auto">{_text(sample["text"])}</pre>')
   shown = sum(min(len(texts), share) for texts in by_order.values())
   return "".join(found) + (_note(f"{shown} of {len(r.samples):,} texts of samples.jsonl.") if shown < len(r.samples) else "")
 
@@ -223,7 +225,8 @@ def _samples(r: RunRecord, most: int) -> str:
 def _evaluations(r: RunRecord) -> str:
   found = []
   for e in r.evaluations.values():
-    about = f"{e.name}: {e.record.get('source', '')}, step {e.record.get('step', '?')}, {e.record.get('weights', '')} weights"
+    weights = {"ema": "EMA"}.get(e.record.get("weights"), e.record.get("weights"))
+    about = f"{e.name}: {e.record.get('source', '')}, step {e.record.get('step', '?')}, {weights} weights"
     first = next(iter(e.found.likelihoods.values()))
     for i, rows in enumerate(table for table in held_out.rows(e.found, e.entropies) if table):
       found.append(_table(_signed(rows), caption=about if i == 0 else ""))

@@ -64,9 +64,9 @@ def evaluations(records: Sequence[dict[str, Any]]) -> dict[str, Curve]:
   return found
 
 
-def smoothed(c: Curve, share: float = 0.02) -> Curve:
-  """Exponential average over about this share of the points, without the pull of its start (as Adam's moments are corrected)."""
-  decay = 1 - 1 / max(share * len(c.values), 1)
+def smoothed(c: Curve) -> Curve:
+  """Exponential average over about a fiftieth of the points, or some of few, without the pull of its start (as Adam's moments)."""
+  decay = 1 - 1 / max(len(c.values) / 50, min(len(c.values) / 4, 10), 1)
   values, mean, weight = np.empty(len(c.values)), 0.0, 0.0
   for i, x in enumerate(c.values):
     mean, weight = decay * mean + (1 - decay) * x, decay * weight + (1 - decay)

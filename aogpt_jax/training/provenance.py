@@ -48,10 +48,11 @@ def commit() -> str:
     return ""
 
 
-def record(workdir: pathlib.Path, step: int, config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Adds a line for a start from this step, on process 0; returns what it says."""
-  start = {"step": step, **describe(), "config": config.to_dict()}
-  if jax.process_index() == 0:
-    with (workdir / FILE).open("a", encoding="utf-8") as f:
-      f.write(json.dumps(start) + "\n")
-  return start
+def record(workdir: pathlib.Path, step: int, config: ml_collections.ConfigDict) -> None:
+  """Adds a line for a start from this step, on process 0."""
+  if jax.process_index() != 0:
+    return
+  path = workdir / FILE
+  is_cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed
+  with path.open("a", encoding="utf-8") as f:
+    f.write("\n" * is_cut + json.dumps({"step": step, **describe(), "config": config.to_dict()}) + "\n")

@@ -68,7 +68,8 @@ class TensorBoard:
     from tensorboardX import summary
 
     drop_after(directory, step)
-    self._writer = tensorboardX.SummaryWriter(str(directory), purge_step=step + 1)
+    # A name of its own: else a start within the same second would replace the file.
+    self._writer = tensorboardX.SummaryWriter(str(directory), purge_step=step + 1, filename_suffix=f".{uuid.uuid4().hex[:8]}")
     names = [f"eval/{held_out.label(spec)}/nats_per_token" for spec in config.eval.distributions]
     *start, self._end = summary.hparams(_hyperparameters(config), dict.fromkeys([*names, "train/loss"]))
     for part in start:
