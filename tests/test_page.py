@@ -3,9 +3,7 @@
 import functools
 import json
 import math
-import os
 import re
-import shutil
 
 import jax
 import numpy as np
@@ -23,7 +21,6 @@ from aogpt_jax.sampling import texts
 import random_models
 
 BYTES = tokenizers.load("bytes")
-BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")
 # Vocabulary of tokens that would like to be more than text, among some that are parts of characters, and some that can't be seen.
 HOSTILE = tokenizers.Tokenizer("hostile", "hostile", [
     b"<script>document.title='taken'</script>", b"</script><img src=x onerror=document.title='taken'>", b"<!--", b"\"'`", b"&lt;&amp;",
@@ -173,17 +170,6 @@ def test_what_keeps_a_page_from_being_written_is_said_before_there_is_one(tmp_pa
       (str(tmp_path / "file" / "page.html"), "all", OSError, "can't be written")):
     with pytest.raises(error, match=f"--html={re.escape(path)}: .*{expected}"):
       output.check_file("--html", path, mode, (".html",))
-
-
-@pytest.fixture(scope="module")
-def browser():
-  playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it comes with .[test]")
-  found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
-  with playwright.sync_playwright() as p:
-    if not found and not os.path.exists(p.chromium.executable_path):
-      pytest.skip("there is no Chromium in $CHROMIUM, on the PATH, or from `playwright install chromium`")
-    with p.chromium.launch(executable_path=found or None) as started:
-      yield started
 
 
 @pytest.fixture
