@@ -293,7 +293,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
-  yield from out_of_range("log.spike", "0 (no warnings) or above 1", lambda x: x == 0 or x > 1)
+  yield from out_of_range("log.spike", "0 (no warnings) or above 1", lambda x: x == 0 or 1 < x < math.inf)
   yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
   yield from out_of_range(
       "mesh.data mesh.fsdp mesh.tensor", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
