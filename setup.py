@@ -31,6 +31,7 @@ EXTRAS = {
     "tfds": ["datasets>=3", "tensorflow>=2.19"],
     "torch": ["torch>=2.6"],  # checkpoints of the PyTorch code; the first that can't be made to run what a file holds
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # weights in Hugging Face's format, and downloading them by name
+    "wandb": ["wandb>=0.31"],  # config.log.wandb
     "lm-eval": ["lm-eval>=0.4.8"],  # python -m aogpt_jax.harness
     "notebook": ["ipykernel>=7", "nbclient>=0.10"],  # python notebooks/execute.py
     # the tests of pages run in a Chromium, which they find on the PATH or in $CHROMIUM, or `playwright install chromium` downloads
@@ -46,7 +47,7 @@ setuptools.setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=setuptools.find_packages(include=["aogpt_jax", "aogpt_jax.*"]),
-    package_data={"aogpt_jax.sampling": ["page.html"]},
+    package_data={"aogpt_jax": ["pages.css"], "aogpt_jax.report": ["page.html"], "aogpt_jax.sampling": ["page.html"]},
     install_requires=REQUIRES,
     extras_require=EXTRAS,
 )

@@ -200,14 +200,18 @@ def attend(
   Returns:
     [B, S, H, K] in the dtype of the values.
   """
+  return jnp.einsum("BHST,BTHK->BSHK", weights(q_BSHK, k_BTHK, mask).astype(v_BTHK.dtype), v_BTHK)
+
+
+def weights(q_BSHK: jax.Array, k_BTHK: jax.Array, mask: jax.Array | None = None) -> jax.Array:
+  """float32 [B, H, S, T], how much each query attends to each key; the arguments are those of `attend`."""
   scale = q_BSHK.shape[-1] ** -0.5
   scores_BHST = jnp.einsum(
       "BSHK,BTHK->BHST", q_BSHK * scale, k_BTHK, preferred_element_type=jnp.float32
   )
   if mask is not None:
     scores_BHST = jnp.where(mask, scores_BHST, jnp.finfo(jnp.float32).min)
-  weights_BHST = jax.nn.softmax(scores_BHST, axis=-1).astype(v_BTHK.dtype)
-  return jnp.einsum("BHST,BTHK->BSHK", weights_BHST, v_BTHK)
+  return jax.nn.softmax(scores_BHST, axis=-1)
 
 
 def attend_cache(

@@ -28,6 +28,8 @@ import uuid
 from absl import logging as absl_logging
 import jax
 
+from aogpt_jax import console
+
 # A host that is no longer there closes nothing. The system asks after it when it has been silent for so many seconds, and gives
 # it up after so many questions.
 _SILENCE, _QUESTIONS = 10, 4
@@ -410,6 +412,7 @@ def end(line: str) -> None:
   Raises:
     SystemExit: in a run of one process.
   """
+  console.clear()
   if _channel:
     _channel.end(line, 1, _channel.place.index, line.removeprefix("error: "))
   sys.exit(line or 1)

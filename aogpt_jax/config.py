@@ -207,7 +207,8 @@ def default_config() -> ml_collections.ConfigDict:
       ),
       log=c(
           every_steps=10,  # updates between records of the loss
-          tensorboard=True,  # events of TensorBoard in WORKDIR/tensorboard, beside metrics.jsonl
+          tensorboard=True,  # event files in WORKDIR/tensorboard, beside metrics.jsonl, where tensorboardX is installed
+          wandb=False,  # also to Weights & Biases, where wandb is installed; see docs/monitoring.md
           spike=10.0,  # a warning names each step whose gradient norm is so many times the median of those before; 0: none
           profile=(),  # (a, b): a trace of the steps a to b, for TensorBoard and Perfetto, in WORKDIR/profile; (): none
       ),
@@ -294,7 +295,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "optimizer.beta1 optimizer.beta2 optimizer.ema_decay data.validation_fraction data.test_fraction",
       "at least 0 and below 1", lambda x: 0 <= x < 1)
   yield from out_of_range("sample.top_p", "from 0 to 1", lambda x: 0 <= x <= 1)
-  yield from out_of_range("log.spike", "0 (no warnings) or above 1", lambda x: x == 0 or x > 1)
+  yield from out_of_range("log.spike", "0 (no warnings) or above 1, and finite", lambda x: x == 0 or 1 < x < math.inf)
   yield from out_of_range("eval.gap", "0 (no gap) or at least 2", lambda x: x == 0 or x >= 2)
   yield from out_of_range(
       "mesh.data mesh.fsdp mesh.tensor", "-1 (all devices left) or at least 1", lambda x: x == -1 or x >= 1)
@@ -565,10 +566,14 @@ FREE_TO_CHANGE = ("steps", "micro_batches", "optimizer.skip_nonfinite", "data.ca
 
 def differences(ours: ml_collections.ConfigDict, theirs: ml_collections.ConfigDict) -> list[str]:
   """Fields on which two configs describe different runs, as 'config.FIELD: OURS, was THEIRS'."""
-  a, b = flat(ours), flat(theirs)
-  fixed = [f for f in sorted(a.keys() | b.keys())
-           if not any(f == free or f.startswith(free + ".") for free in FREE_TO_CHANGE)]
-  return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in fixed if a.get(f) != b.get(f)]
+  a, b = determining(ours), determining(theirs)
+  return [f"config.{f}: {a.get(f)!r}, was {b.get(f)!r}" for f in sorted(a.keys() | b.keys()) if a.get(f) != b.get(f)]
+
+
+def determining(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """The fields that a run can't change without becoming another one, by their dotted paths."""
+  return {field: value for field, value in flat(config).items()
+          if not any(field == free or field.startswith(free + ".") for free in FREE_TO_CHANGE)}
 
 
 def flat(config: ml_collections.ConfigDict, prefix: str = "") -> dict[str, Any]:

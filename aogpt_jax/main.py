@@ -50,6 +50,7 @@ _MODE = flags.DEFINE_enum(
 _TOPOLOGY = flags.DEFINE_list("topology", "v5e:4x4", "Of --mode=aot: TPU slices, e.g. v5e:4x4,v4:2x2x4, or cuda.")
 _HTML = flags.DEFINE_string("html", "", "File for a page that shows the texts as they were drawn, where the mode draws some.")
 _PICTURE = flags.DEFINE_string("picture", "", "The same as a picture, .png, .svg or .pdf: a row for each step.")
+_QUIET = flags.DEFINE_bool("quiet", False, "Print nothing but warnings and errors; files are written all the same.")
 _COORDINATOR = flags.DEFINE_string("coordinator", "", "HOST:PORT of process 0, in a run of several that is not detected.")
 _NUM_PROCESSES = flags.DEFINE_integer("num_processes", 0, "Of such a run; 1 is a run of this process alone.", lower_bound=0)
 _PROCESS_ID = flags.DEFINE_integer("process_id", -1, "Of this process, from 0.", lower_bound=-1)
@@ -134,9 +135,11 @@ def parse_flags(argv: list[str]) -> list[str]:
     for name in names:
       if name.startswith("config."):
         config_lib.check_field(name.removeprefix("config."))
-    return flags.FLAGS(argv)
+    left = flags.FLAGS(argv)
   except (config_lib.ConfigError, flags.Error) as e:
     sys.exit(f"error: {e}")
+  console.be_quiet(_QUIET.value)
+  return left
 
 
 def _try_config(value: str) -> None:
@@ -173,7 +176,8 @@ def _dispatch(run: run_lib.Run, mode: str) -> None:
     trained = {"ema": state.ema, "raw": state.params}, int(jax.device_get(state.step))
     load = lambda weights: (trained[0][weights], trained[1])
     written = [run.workdir / "checkpoints", run.workdir / "metrics.jsonl"]
-    written.append(curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram}))
+    drawn = curves.draw(run.workdir, {"unigram entropy": entropies.unigram, "bigram entropy": entropies.bigram})
+    written += [drawn] if drawn else []
   else:
     load = lambda weights: checkpoints.load_params(run.workdir, run.config, run.mesh, weights)
     written = []
@@ -204,7 +208,7 @@ def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[
     report = held_out.report(run, params)
     text = config.source or f"{config.split} text"
     console.say(f"\n{text} at step {step:,}, {name} weights\n{held_out.table(report, entropies)}\n")
-    written.append(held_out.write_json(run, step, report, entropies))
+    written += held_out.write(run, step, report, entropies)
   if config.zero_shot.datasets:
     params, step = load(config.weights) if "run" in config.zero_shot.models else (None, None)
     scores = zero_shot.evaluate(run, params)

@@ -11,7 +11,6 @@ import ml_collections
 
 from aogpt_jax import cluster
 from aogpt_jax import config as config_lib
-from aogpt_jax import console
 from aogpt_jax import models
 from aogpt_jax import orders
 from aogpt_jax import sharding
@@ -120,7 +119,7 @@ def _prepare(
   Raises:
     ConfigError: it is not the same text everywhere.
   """
-  prepare = lambda: packing.prepare(data, tokenizer, block_size, progress=console.say)
+  prepare = lambda: packing.prepare(data, tokenizer, block_size)
   if jax.process_count() == 1:
     return prepare()
   cache = pathlib.Path(data.cache_dir).expanduser()

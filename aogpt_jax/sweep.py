@@ -156,7 +156,7 @@ def timed(waiting: Sequence[Unit], workdir: pathlib.Path, before: float, jobs: i
 
 def _start(unit: Unit, cores: Sequence[int], to_log: bool) -> subprocess.Popen:
   """The process of a unit, on these cores."""
-  command = [sys.executable, "-m", "aogpt_jax.main", *unit.arguments]
+  command = [sys.executable, "-m", "aogpt_jax.main", *unit.arguments, *["--quiet"] * (console.is_quiet() and not to_log)]
   if not to_log:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL)
   unit.workdir.mkdir(parents=True, exist_ok=True)

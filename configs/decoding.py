@@ -4,9 +4,9 @@
     python -m aogpt_jax.decoding --config=configs/decoding.py --redraw  # the page again from docs/decoding/results.json
     python -m aogpt_jax.main --config=configs/decoding.py               # the unit `longer` alone
 
-Units: `tiny`, the model of configs/tiny.py; `longer`, of the same width, on blocks of twice the length and for 2.8 times as many
-tokens; `judge`, left to right, which scores what these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and
-figures are in docs/decoding.md.
+Units: `tiny`, the model of configs/tiny.py; `longer`, of the same width, on blocks of twice the length, 7,000 steps of 1,024 tokens;
+`judge`, left to right, which scores what these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and figures are
+in docs/decoding.md.
 """
 
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ import ml_collections
 from aogpt_jax import config as config_lib
 
 STEPS = 7000
-JUDGE_STEPS = 2500
-SUDOKU_STEPS = (500, 1000, 2000)
+JUDGE_STEPS = 1500
+SUDOKU_STEPS = (125, 250, 500, 1000)
 SEEDS = (0, 1, 2)
 
 
@@ -53,6 +53,6 @@ def sweep() -> Iterator[tuple[str, dict[str, Any]]]:
       # A grid of 16 digits and 4 line feeds; most puzzles with 5 clues are hard for a person, too.
       yield f"sudoku_{steps}-{seed}", {
           "data.source": "sudoku:5", "seed": seed, "steps": steps, "orders": "uniform", "batch_size": 64, "model.layers": 3,
-          "model.width": 96, "model.heads": 3, "model.block_size": 20, "optimizer.decay_steps": steps, "eval.every_steps": 500,
+          "model.width": 96, "model.heads": 3, "model.block_size": 20, "optimizer.decay_steps": steps, "eval.every_steps": steps,
           "eval.limit": 512, "checkpoint.every_steps": steps, "sample.orders": ("uniform",), "sample.sampler": "adaptive",
           "sample.prompt": "1[[3]]\n[[2]]2[[1]]\n[[1]]3[[2]]\n[[1]]4[[1]]2\n"}

@@ -84,13 +84,14 @@ def make_command(words, directory):
 
   `command("--mode=train", "steps=10")` returns the finished process; with wait=False, the running one. What it reads from
   standard input is `stdin`; `stdout` is where its output goes, if not into what is returned. Another command is `module`; with
-  own_group, it and what it starts can be killed together.
+  own_group, it and what it starts can be killed together. Without a config, the arguments are passed as they are.
   """
 
   def start(*arguments, config=str(ROOT / "tests" / "configs" / "words.py"), wait=True, environment=(), stdin="",
             stdout=subprocess.PIPE, module="aogpt_jax.main", own_group=False):
-    flags = [a if a.startswith("--") else f"--config.{a}" for a in (*(words if config else ()), *arguments)]
-    flags = [f"--config={config}", *flags] if config else flags
+    flags = list(arguments)
+    if config:
+      flags = [f"--config={config}", *(a if a.startswith("--") else f"--config.{a}" for a in (*words, *arguments))]
     process = subprocess.Popen(
         [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", module, *flags], cwd=directory, text=True,
         stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, start_new_session=own_group,
@@ -101,6 +102,21 @@ def make_command(words, directory):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
   return start
+
+
+_BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")
+
+
+@pytest.fixture(scope="module")
+def browser():
+  """A Chromium, from Playwright."""
+  playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed; it comes with .[test]")
+  found = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _BROWSERS)), None)
+  with playwright.sync_playwright() as p:
+    if not found and not os.path.exists(p.chromium.executable_path):
+      pytest.skip("there is no Chromium in $CHROMIUM, on the PATH, or from `playwright install chromium`")
+    with p.chromium.launch(executable_path=found or None) as started:
+      yield started
 
 
 def run_on_eight_devices(script: str, path: pathlib.Path) -> None:

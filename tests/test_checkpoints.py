@@ -5,6 +5,7 @@ import json
 import logging
 import re
 import shutil
+import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -196,6 +197,37 @@ def test_numbers_that_are_not_finite_are_never_saved(whole, tmp_path):
     with pytest.raises(FloatingPointError, match="^step 1: the state has .* not finite in params/head/kernel; it is not saved.$"):
       save(tmp_path, config, states[0].replace(params=params))
   assert not [p for p in (tmp_path / "checkpoints").iterdir() if p.name.startswith("1")]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+  """A directory on a file system of 4 MiB, which a function mounts anew with other options."""
+  directory = tmp_path / "disk"
+  directory.mkdir()
+  mount = lambda *options: subprocess.run(["mount", *options, str(directory)], capture_output=True, check=False).returncode
+  if not shutil.which("mount") or mount("-t", "tmpfs", "-o", "size=4m", "tmpfs"):
+    pytest.skip("nothing can be mounted here")
+  yield directory, lambda options: mount("-o", f"remount,{options}")
+  subprocess.run(["umount", "-l", str(directory)], check=True)
+
+
+def test_a_full_disk_and_a_read_only_one_are_said_in_a_line_and_lose_nothing(whole, small_disk):
+  _, config, trainer, states = whole
+  directory, remount = small_disk
+  config = config.copy_and_resolve_references()
+  config.checkpoint.keep = 100
+  with pytest.raises(OSError, match=r"(step [0-9]+|the newest step) can't be saved \(No space left on device\); see that the disk"):
+    save(directory, config, *(states[0].replace(step=jnp.int32(i)) for i in range(1, 20)))
+  newest = max(int(p.name) for p in (directory / "checkpoints").iterdir() if p.name.isdecimal())
+  assert newest > 1
+  assert remount("size=16m") == 0
+  assert int(restore(directory, config, trainer).step) == newest  # and what the failed one has left is cleared away
+  save(directory, config, states[1].replace(step=jnp.int32(newest + 1)))
+  assert same(restore(directory, config, trainer), states[1].replace(step=jnp.int32(newest + 1)))
+  assert remount("ro") == 0
+  with pytest.raises(OSError, match="Read-only file system"):
+    save(directory, config, states[1].replace(step=jnp.int32(newest + 2)))
+  assert checkpoints.load_state(directory, with_optimizer=True)[1].step == newest + 1
 
 
 def arrays():

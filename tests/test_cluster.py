@@ -138,14 +138,19 @@ def test_sigterm_on_one_saves_on_all_and_after_kill_9_on_one_the_others_end_with
   assert line.startswith("process 1: error: process 0 of 2 has ended; start all of them again")
 
 
-def test_one_process_saves_at_sigterm(settings, command, tmp_path):
+@pytest.mark.parametrize("number, word", [(signal.SIGTERM, "terminated"), (signal.SIGINT, "interrupted")])
+def test_one_process_saves_at_a_signal(settings, command, tmp_path, number, word):
+  # Where the tests themselves run in the background, SIGINT is ignored, and the process would inherit that.
+  before = signal.signal(signal.SIGINT, signal.default_int_handler)
   process = command(*settings[3:], *FOREVER, "--workdir=run", wait=False)
+  signal.signal(signal.SIGINT, before)
   wait_for_steps(process, tmp_path / "run", 1)
-  process.terminate()
+  process.send_signal(number)
   _, errors = process.communicate(timeout=60)
   step = max(losses(tmp_path / "run"))
-  assert process.returncode == 128 + signal.SIGTERM
-  assert errors == f"terminated; step {step} is saved, and the same command goes on from it\n"
+  assert process.returncode == 128 + number
+  assert errors.splitlines()[-1] == f"{word}; step {step} is saved, and the same command goes on from it"
+  assert ("interrupt: the state is saved after this step; once more, and it is not" in errors) == (number == signal.SIGINT)
   assert [p.name for p in (tmp_path / "run/checkpoints").iterdir()] == [str(step)]
 
 

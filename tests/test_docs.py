@@ -18,6 +18,7 @@ import runpy
 import shlex
 import subprocess
 import sys
+from unittest import mock
 
 from absl import flags
 import jax
@@ -107,6 +108,15 @@ def test_links_and_pictures_lead_to_what_is_there(path):
 def test_every_page_can_be_reached_from_the_readme():
   linked = lambda path: {(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", prose(path))}
   assert set(PAGES[1:]) <= linked(ROOT / "README.md")
+
+
+@pytest.fixture(autouse=True)
+def registered():
+  """Takes back what the examples register: each program would start without it."""
+  with contextlib.ExitStack() as stack:
+    for names in (config_lib.OBJECTIVES, objectives.OBJECTIVES, orders.ORDERS, sources.SOURCES):
+      stack.enter_context(mock.patch.dict(names))
+    yield
 
 
 # --- pages that are made ---
@@ -209,6 +219,8 @@ def check_benchmark(words, monkeypatch):
 
 
 def check_install(words):
+  if words == ["pip", "install", "tensorboard"]:
+    return  # not ours
   assert words[:3] == ["pip", "install", "-e"]
   known = next(ast.literal_eval(node.value) for node in ast.parse(read(ROOT / "setup.py")).body
                if isinstance(node, ast.Assign) and node.targets[0].id == "EXTRAS")
@@ -217,12 +229,19 @@ def check_install(words):
 
 
 def check(words, environment, monkeypatch):
-  """Raises what is wrong with a command."""
+  """Raises what is wrong with a command; where its output goes is left to the shell."""
+  words = words[:words.index(">")] if ">" in words and words[0] != "printf" else words
   match words:
     case ["python" | "python3", "-m", "aogpt_jax.convert", *_]:
       check_convert(words, monkeypatch)
     case ["python" | "python3", "-m", module, *_] if module in NOT_CHECKED:
       pass
+    case ["python", "-m", module] if module in FLAGS_OF:
+      pass  # the name of a program in a sentence
+    case ["python", "-m", "aogpt_jax.report", *workdirs]:
+      assert workdirs and all(not w.startswith("-") or w.startswith(("--output=", "--noattention")) for w in workdirs)
+    case ["tensorboard" | "wandb", *_]:
+      pass  # not ours
     case ["python" | "python3", "-m", module, *_] if module in FLAGS_OF:
       check_program(words)
     case ["python", "-m", "pytest", *files]:

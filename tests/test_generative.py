@@ -152,9 +152,9 @@ def test_seconds_are_those_without_compiling():
       jax.jit(lambda x: x + compiles)(1.0)
     return calls[-1]
 
-  generative_sweep._timed(lambda: generate(1))
+  generative_sweep.timed(lambda: generate(1))
   assert len(calls) == 2  # the first has compiled
-  generative_sweep._timed(lambda: generate(0))
+  generative_sweep.timed(lambda: generate(0))
   assert len(calls) == 3
 
 

@@ -92,8 +92,9 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
 def test_prompts_of_a_file_are_filled_and_recorded(command, untrained, tmp_path):
   (tmp_path / "prompts.jsonl").write_text('{"prompt": "any [[4]] order"}\n{"prompt": "a\\n[[3]]"}\n')
   done = command("--mode=sample", untrained, "sample.prompt_file=prompts.jsonl", "sample.orders=('uniform', 'right_to_left')",
-                 "sample.num_samples=2", "sample.batch_size=3", "sample.steps=2", "data.cache_dir=nowhere")
+                 "sample.num_samples=2", "sample.batch_size=3", "sample.steps=2", "data.cache_dir=nowhere", "--picture=drawn.svg")
   assert done.returncode == 0, done.stderr
+  assert (tmp_path / "drawn.svg").exists() and f"  {tmp_path}/drawn.svg" in done.stdout
   assert not (tmp_path / "nowhere").exists()  # the data that the model was trained on is not needed
   workdir = untrained.removeprefix("--workdir=")
   with open(f"{workdir}/samples.jsonl", encoding="utf-8") as f:

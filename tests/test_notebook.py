@@ -63,7 +63,7 @@ def test_the_notebook_says_what_it_runs_on_and_trains_past_the_unigram_entropy(e
   unigram, bigram = (float(x) for x in re.search(r"unigram entropy (\S+), bigram entropy (\S+)", executed["train"][0]).groups())
   for curve in by_order.values():
     assert len(curve) == 8 and curve[0] > curve[3] > curve[-1]
-  assert by_order["left to right"][-1] < bigram < by_order["any order"][-1] < unigram - 0.3
+  assert by_order["left to right"][-1] < bigram < by_order["any order"][-1] < unigram - 0.2
 
 
 def test_its_texts_have_their_lengths_and_keep_what_was_given(executed):
@@ -85,9 +85,10 @@ def test_it_shows_pictures_and_a_page_of_the_texts(executed):
     assert picture[:4] == b"\x89PNG" and 5_000 < len(picture) < 150_000, f"{name}: {len(picture)} bytes"
   page = html.unescape(re.search('srcdoc="([^"]*)"', executed["page"][1]["text/html"])[1])
   shown = json.loads(page.split('id="data">')[1].split("</script>")[0])["texts"]
-  assert [len(text["tokens"]) for text in shown] == [32] * 4 + [27] * 2
-  assert [max(text["steps"]) for text in shown] == [8] * 4 + [9] * 2
-  assert [text["steps"].count(0) for text in shown] == [0] * 4 + [18] * 2
+  assert len({(text["prompt"][0], text["sample"]) for text in shown}) == len(shown)  # by which the page tells them apart
+  assert [len(text["tokens"]) for text in shown] == [32] * 8
+  assert [max(text["steps"]) for text in shown] == [8] * 8
+  assert [text["steps"].count(0) for text in shown] == [0] * 4 + [23] * 4
 
 
 def test_it_measures_times_and_losses_by_order_and_says_what_it_skips(executed):

@@ -176,8 +176,7 @@ def kill_at(document):
 def main():
   config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
   kill_at(int(sys.argv[2]))
-  report = lambda line: print(line, flush=True)
-  packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200, progress=report)
+  packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200)
   rows = loader.Rows(packed, "train")
   print("digest", hashlib.sha256(rows.read(range(len(rows))).tobytes()).hexdigest())
 

@@ -31,13 +31,12 @@ import multiprocessing
 import os
 import shutil
 import threading
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from absl import logging
 import numpy as np
 
+from aogpt_jax import console
 from aogpt_jax import orders
 from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
@@ -86,7 +85,6 @@ def prepare(
     *,
     part_chars: int = PART_CHARS,
     shard_bytes: int = SHARD_BYTES,
-    progress: Callable[[str], None] = logging.info,
 ) -> PackedDataset:
   """Returns the packed data set of `config` (the `data` section), preparing it if it is not in the cache.
 
@@ -96,7 +94,6 @@ def prepare(
     block_size: T.
     part_chars: characters per part, see above.
     shard_bytes: bytes per array_record file.
-    progress: gets a line every few seconds, none if the work is quick.
 
   Raises:
     ValueError: a split is smaller than one block, or the cached copy is damaged; and what sources.py raises.
@@ -112,19 +109,30 @@ def prepare(
   if directory.exists():
     return load(directory)
   root.mkdir(parents=True, exist_ok=True)
-  with _lock(root / "lock", progress):
+  with _lock(root / "lock"):
     if not directory.exists():  # Another process may have finished it while this one waited.
       building = root / "building"
-      parts = _tokenise(source, tokenizer, building, config.workers, part_chars, _Progress(progress), block_size)
+      parts = _tokenise(source, tokenizer, building, config.workers, part_chars, block_size)
       staged = building / VERSION
-      _pack(parts, source, tokenizer, block_size, staged, name, config, shard_bytes, _Progress(progress))
+      _pack(parts, source, tokenizer, block_size, staged, name, config, shard_bytes)
       os.rename(staged, directory)
       shutil.rmtree(building)
       splits = load(directory).metadata["splits"].values()
       if left_out := sum(count.get("long_documents", 0) for count in splits):
-        progress(f"{left_out} of {left_out + sum(count['documents'] for count in splits)} examples have more than {block_size} "
-                 "tokens and are left out")
+        console.say(f"{left_out} of {left_out + sum(count['documents'] for count in splits)} examples have more than {block_size} "
+                    "tokens and are left out")
   return load(directory)
+
+
+def find(config, tokenizer: tokenizers.Tokenizer, block_size: int) -> PackedDataset | None:
+  """The packed data set of `config` where it is in the cache; None where it would have to be prepared.
+
+  Raises:
+    ValueError: as `prepare`.
+  """
+  name = _name(sources.documents(config), tokenizer, block_size)
+  directory = Path(config.cache_dir).expanduser().absolute() / name / VERSION
+  return load(directory) if directory.exists() else None
 
 
 def load(directory) -> PackedDataset:
@@ -157,41 +165,21 @@ def _name(source: sources.Source, tokenizer: tokenizers.Tokenizer, block_size: i
 
 
 @contextlib.contextmanager
-def _lock(path: Path, progress: Callable[[str], None]) -> Iterator[None]:
+def _lock(path: Path) -> Iterator[None]:
   """Holds a file lock; the system frees it when the process ends, however it ends."""
   with open(path, "w") as f:
     try:
       fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-      progress(f"waiting for another process that prepares {path.parent}")
+      console.say(f"waiting for another process that prepares {path.parent}")
       fcntl.flock(f, fcntl.LOCK_EX)
     yield
-
-
-class _Progress:
-  """Calls `report` with a line at most every `every` seconds, the first after `every` seconds."""
-
-  def __init__(self, report: Callable[[str], None], every: float = 5.0):
-    self._report, self._every = report, every
-    self._start = self._last = time.monotonic()
-    self._first_fraction = None
-
-  def __call__(self, what: str, fraction: float):
-    now = time.monotonic()
-    if self._first_fraction is None:
-      self._first_fraction = fraction  # A resumed run starts late; its speed is that of what it did itself.
-    if now - self._last < self._every:
-      return
-    self._last = now
-    done = fraction - self._first_fraction
-    eta = f", {(now - self._start) / done * (1 - fraction):.0f} s left" if done > 0 else ""
-    self._report(f"{what}: {100 * fraction:.0f}%{eta}")
 
 
 # --- stage 1: tokenise ------------------------------------------------------------------------------
 
 
-def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, progress, block_size: int) -> list[dict]:
+def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, block_size: int) -> list[dict]:
   """Writes the missing parts and returns the records of all, in order."""
   # Parts of another size have other boundaries and cannot be mixed.
   directory = building / f"parts_{part_chars}"
@@ -202,7 +190,7 @@ def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, 
     finished += 1
   jobs = (
       (directory, index, documents)
-      for index, documents in _parts(source, start, finished, part_chars, progress)
+      for index, documents in _parts(source, start, finished, part_chars)
       # Workers finish out of order, so a later part may be there already.
       if _part_record(directory, index) is None)
   _run(jobs, tokenizer, workers, block_size if source.has_examples else 0)
@@ -212,13 +200,14 @@ def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, 
   return parts
 
 
-def _parts(source, start: int, index: int, part_chars: int, progress) -> Iterator[tuple[int, list[tuple]]]:
+def _parts(source, start: int, index: int, part_chars: int) -> Iterator[tuple[int, list[tuple]]]:
   """Groups the documents from number `start` on: yields (index, [(split, text or pieces)])."""
+  progress = console.Share(f"tokenising {source.name}")
   documents, chars = [], 0
   for document in source.stream(start):
     documents.append((document.split, document.pieces if source.has_examples else document.text))
     chars += len(document.text)
-    progress(f"tokenising {source.name}", document.fraction)
+    progress(document.fraction)
     if chars >= part_chars:
       yield index, documents
       index, documents, chars = index + 1, [], 0
@@ -342,7 +331,7 @@ def _write_atomically(path: Path, data: bytes):
 # --- stage 2: pack ----------------------------------------------------------------------------------
 
 
-def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, config, shard_bytes: int, progress):
+def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, config, shard_bytes: int):
   """Cuts the parts into blocks and writes them as a TFDS data set."""
   import tensorflow_datasets as tfds
   counts = _count(parts, block_size, config)
@@ -357,7 +346,7 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
   per_shard = max(shard_bytes // (len(prefix) + row_bytes), 1)
   split_infos, shards = [], {}
   total = sum(c["sequences"] for c in counts.values())
-  done = 0
+  done, progress = 0, console.Share(f"packing {source.name}")
   for split in sources.SPLITS:
     sequences = counts[split]["sequences"]
     if not sequences:
@@ -372,7 +361,7 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
         _write_shard(path, prefix, _rows(parts, split, tokenizer.dtype, row, start, length))
       shards[path.name] = path.stat().st_size
       done += length
-      progress(f"packing {source.name}", done / total)
+      progress(done / total)
     split_infos.append(tfds.core.SplitInfo(
         name=split, shard_lengths=lengths, num_bytes=sequences * (len(prefix) + row_bytes),
         filename_template=template))

@@ -12,11 +12,11 @@ that papers don't give, hence the recipes:
 from collections.abc import Callable, Sequence
 import dataclasses
 import re
-import time
 
 import ml_collections
 import numpy as np
 
+from aogpt_jax import console
 from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
 
@@ -151,7 +151,7 @@ class Blocks:
 
 def load(
     spec: str, config: ml_collections.ConfigDict, recipe: ml_collections.ConfigDict, tokenizer: tokenizers.Tokenizer,
-    block_size: int, progress: Callable[[str], None] = lambda line: None,
+    block_size: int,
 ) -> Blocks:
   """Reads, detokenises, tokenises and packs a data set.
 
@@ -161,7 +161,6 @@ def load(
     recipe: the section `eval.zero_shot`.
     tokenizer: of `tokenizers.load`.
     block_size: T.
-    progress: gets a line every few seconds.
 
   Raises:
     ValueError: the recipe leaves no block, or the files are not what they should be; and what sources.py raises.
@@ -169,15 +168,13 @@ def load(
   name, _ = parse(spec)
   dataset, texts = DATASETS[name], source(spec, config, recipe)
   boundary = np.array([tokenizer.boundary_id] if recipe.end_of_text else [], tokenizer.dtype)
-  documents, words, said = [], [], time.monotonic()
+  documents, words, progress = [], [], console.Share(f"tokenising {name}")
   for document in texts.stream():
     text = dataset.row(document.text)
     ids = tokenizer.encode(dataset.detokenize(text) if recipe.detokenize else text)
     documents.append(np.concatenate([ids, boundary]))
     words.append(tokenizer.word_starts(documents[-1]))
-    if time.monotonic() - said > 5:
-      said = time.monotonic()
-      progress(f"tokenising {name}: {100 * document.fraction:.0f}%")
+    progress(document.fraction)
   starts, lengths = cut([len(d) for d in documents], block_size, recipe.recipe, recipe.shards, recipe.map_batch)
   stream = np.concatenate([*documents, np.zeros(0, tokenizer.dtype)])
   if not len(starts):

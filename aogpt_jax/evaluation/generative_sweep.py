@@ -19,6 +19,7 @@ import numpy as np
 
 from aogpt_jax import cluster
 from aogpt_jax import console
+from aogpt_jax import pictures
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import judge as judge_lib
 from aogpt_jax.evaluation import published
@@ -75,7 +76,7 @@ def evaluate(run: Run, judge: judge_lib.Judge, params: Any, step: int) -> list[p
               f"{about['weights']} weights, {about['dtype']}, by steps\n{table(rows)}\n")
   result = run.workdir / "generative_sweep.json"
   write(result, json.dumps({"table": rows, "cells": records, "generative": options.to_dict()}, indent=2) + "\n")
-  return [result, path, draw(run.workdir / "generative_sweep.png", rows)]
+  return [result, path, *draw(run.workdir / "generative_sweep.png", rows)]
 
 
 def timed(generate: Callable[[], list[texts_lib.Text]]) -> tuple[list[texts_lib.Text], float, float]:
@@ -157,11 +158,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
   return "\n".join(held_out.aligned(lines))
 
 
-def draw(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> pathlib.Path:
-  """Draws perplexity against seconds a text, a line for each filter, and returns the path."""
-  from matplotlib import figure, ticker  # Here: they cost half a second. The figure has no global state and needs no display.
+def draw(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> list[pathlib.Path]:
+  """Draws perplexity against seconds a text, a line for each filter; returns the path, or none without matplotlib."""
+  fig = pictures.new(7, 4.2)
+  if fig is None:
+    return []
+  from matplotlib import ticker  # Here: see pictures.py.
 
-  fig = figure.Figure(figsize=(7, 4.2), dpi=150, layout="constrained")
   axes = fig.subplots()
   for top_p, temperature in sorted({(row["top_p"], row["temperature"]) for row in rows}, reverse=True):
     own = [row for row in rows if (row["top_p"], row["temperature"]) == (top_p, temperature) and row["perplexity"]]
@@ -181,7 +184,7 @@ def draw(path: pathlib.Path, rows: Sequence[dict[str, Any]]) -> pathlib.Path:
   axes.grid(alpha=0.25, which="both")
   if jax.process_index() == 0:
     fig.savefig(path)
-  return path
+  return [path]
 
 
 def _name(top_p: float, temperature: float) -> str:

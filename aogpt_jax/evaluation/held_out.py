@@ -1,6 +1,7 @@
 """Evaluation of a run: likelihoods of a text, ensembles and the gap to masked diffusion, beside the text's own entropies."""
 
 from collections.abc import Callable, Iterator
+import contextlib
 import dataclasses
 import functools
 import json
@@ -8,6 +9,7 @@ import math
 import pathlib
 import re
 from typing import Any
+import zipfile
 
 import jax
 import ml_collections
@@ -98,14 +100,20 @@ def scalars(results: dict[str, likelihood.Likelihood]) -> dict[str, float]:
 
 
 def table(found: Report, entropies: baselines.Entropies) -> str:
-  """A table for the terminal. Standard errors are over the sequences."""
+  """Tables for the terminal. Standard errors are over the sequences."""
+  likelihoods, gaps = rows(found, entropies)
+  return "\n".join([*aligned(likelihoods), *(["", *aligned(gaps)] if gaps else [])])
+
+
+def rows(found: Report, entropies: baselines.Entropies) -> tuple[list[tuple[str, ...]], list[tuple[str, ...]]]:
+  """Rows of two tables, headings first: likelihoods, and the gap to masked diffusion, which may be none."""
   first = next(iter(found.likelihoods.values()))
-  rows = [("", "nats/token", "", "perplexity", "bits/byte")]
+  lines = [("", "nats/token", "", "perplexity", "bits/byte")]
 
   def add(name, nats, stderr=None):
     bits = nats * first.tokens / max(first.bytes, 1) / math.log(2)
-    rows.append((name, f"{nats:.4f}", "" if stderr is None else f"+- {stderr:.4f}", f"{math.exp(min(nats, 700.0)):.2f}",
-                 f"{bits:.4f}"))
+    lines.append((name, f"{nats:.4f}", "" if stderr is None else f"+- {stderr:.4f}", f"{math.exp(min(nats, 700.0)):.2f}",
+                  f"{bits:.4f}"))
 
   add("unigram entropy of the text", entropies.unigram)
   add("bigram entropy of the text", entropies.bigram)
@@ -117,16 +125,15 @@ def table(found: Report, entropies: baselines.Entropies) -> str:
   for size, e in found.ensembles.items():
     some = f", {e.targets} tokens a sequence" if e.stderr_targets else ""
     add(f"ensemble of {size} context order{'s'[: size > 1]}{some}", e.nats_per_token, e.stderr_sequences)
-  lines = aligned(rows)
+  gaps = []
   if found.gaps:
     g = found.gaps
-    rows = [("masked-diffusion loss - any-order loss", "nats/token", "", "% of any-order loss", "")]
+    gaps = [("masked-diffusion loss - any-order loss", "nats/token", "", "% of any-order loss", "")]
     for name, gap in g.rules.items():
       name = {"random": "random order of the context", "sorted": "context left to right"}.get(
           name, f"mixture of {g.mixture_size} context orders")
-      rows.append((name, f"{gap.difference:+.4f}", f"+- {gap.stderr:.4f}", f"{gap.percent:+.2f}", f"+- {gap.percent_stderr:.2f}"))
-    lines += ["", *aligned(rows)]
-  return "\n".join(lines)
+      gaps.append((name, f"{gap.difference:+.4f}", f"+- {gap.stderr:.4f}", f"{gap.percent:+.2f}", f"+- {gap.percent_stderr:.2f}"))
+  return lines, gaps
 
 
 def aligned(rows: list[tuple[str, ...]]) -> list[str]:
@@ -149,20 +156,55 @@ def finite(value: Any) -> Any:
   return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_json(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> pathlib.Path:
-  """All figures of an evaluation with what they were computed from, in the run's workdir; returns the path."""
+def write(run: Run, step: int, found: Report, entropies: baselines.Entropies) -> list[pathlib.Path]:
+  """All figures of an evaluation with what they were computed from, in the run's workdir; returns the paths.
+
+  Beside them, a .npz file of the same name has the nats of each sequence by distribution, and its tokens as `tokens`.
+  """
   config = run.config.eval
-  fields = lambda result: finite(dataclasses.asdict(result))
+  fields = lambda result: finite({name: x for name, x in dataclasses.asdict(result).items() if not isinstance(x, np.ndarray)})
   record = {
       "step": step, "split": config.split, "source": config.source or run.config.data.source, "weights": config.weights,
-      "seed": config.seed, "config": run.config.to_dict(),
+      "text": run.evaluated.directory.parent.name, "limit": config.limit, "seed": config.seed, "config": run.config.to_dict(),
       "entropies": fields(entropies), **{name: fields(result) for name, result in found.likelihoods.items()},
       "ensemble": {size: fields(result) for size, result in found.ensembles.items()},
       "mdm_gap": fields(found.gaps) if found.gaps else None}
   path = _json_path(run.workdir, run.config)
   if jax.process_index() == 0:
-    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-  return path
+    first = next(iter(found.likelihoods.values()))
+    np.savez_compressed(path.with_suffix(".npz"), tokens=first.sequence_tokens,
+                        **{name: result.sequence_nats for name, result in found.likelihoods.items()})
+    path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")  # last: with it, an evaluation is done
+  return [path, path.with_suffix(".npz")]
+
+
+def read(path: pathlib.Path) -> tuple[dict[str, Any], Report, baselines.Entropies]:
+  """What `write` has written: the record, and what it found; without the nats of each sequence where their file is not there.
+
+  Raises:
+    ValueError: it is no such file.
+    OSError: it can't be read.
+  """
+  record = json.loads(path.read_text(encoding="utf-8"))
+  by_sequence = {}
+  with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile):  # not there, or damaged
+    with np.load(path.with_suffix(".npz")) as arrays:
+      by_sequence = dict(arrays)
+  number = lambda value: {name: math.nan if x is None else x for name, x in value.items()}
+  try:
+    names = [name for name, value in record.items() if isinstance(value, dict) and "stderr_sequences" in value]
+    found = Report(
+        {name: likelihood.Likelihood(**number(record[name]), sequence_nats=by_sequence.get(name),
+                                     sequence_tokens=by_sequence.get("tokens")) for name in names},
+        {int(size): ensemble.Ensemble(**number(value)) for size, value in record["ensemble"].items()},
+        mdm_gap.Gaps(**record["mdm_gap"] | {"rules": {rule: mdm_gap.Gap(**number(gap))
+                                                      for rule, gap in record["mdm_gap"]["rules"].items()}})
+        if record["mdm_gap"] else None)
+    if not names:
+      raise KeyError("a likelihood")
+    return record, found, baselines.Entropies(**record["entropies"])
+  except (TypeError, KeyError, AttributeError) as e:
+    raise ValueError(f"{path}: is no evaluation of this version ({e})") from None
 
 
 def is_done(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> bool:

@@ -40,6 +40,10 @@ class Likelihood:
   sequences: int
   tokens: int
   bytes: int
+  # Of each sequence, float64 [sequences]: its nats, the mean over the orders or the masks, and its scored tokens. Of two models on
+  # the same sequences, the difference of the nats varies far less than either.
+  sequence_nats: np.ndarray = dataclasses.field(repr=False, compare=False)
+  sequence_tokens: np.ndarray = dataclasses.field(repr=False, compare=False)
 
 
 def evaluate(
@@ -109,7 +113,8 @@ def summary(nll_RB: np.ndarray, lengths: np.ndarray, size: int, from_masks: bool
       bits_per_byte=float(nll_RB.mean(axis=0).sum()) / max(size, 1) / math.log(2), stderr_sequences=stderr,
       stderr_orders=float(by_order.std(ddof=1) / math.sqrt(count)) if several else math.nan,
       iw_nats_per_token=bound, iw_stderr_sequences=bound_stderr, orders=0 if from_masks else count,
-      masks=count if from_masks else 0, sequences=sequences, tokens=int(lengths.sum()), bytes=size)
+      masks=count if from_masks else 0, sequences=sequences, tokens=int(lengths.sum()), bytes=size,
+      sequence_nats=nll_RB.mean(axis=0), sequence_tokens=lengths)
 
 
 def per_token(sums: np.ndarray, lengths: np.ndarray) -> tuple[float, float]:

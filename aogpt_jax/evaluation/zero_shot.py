@@ -96,7 +96,7 @@ class _Scorer:
     config = self.run.config
     name, _ = data.parse(spec)
     try:
-      blocks = data.load(spec, config.data, config.eval.zero_shot, self.tokenizer, self.block_size, console.say)
+      blocks = data.load(spec, config.data, config.eval.zero_shot, self.tokenizer, self.block_size)
     except ValueError as e:
       raise config_lib.ConfigError(f"config.eval.zero_shot.datasets: {spec}: {e}") from None
 

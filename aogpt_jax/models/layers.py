@@ -70,7 +70,8 @@ def stack(block: type[nn.Module], layers: int, *, remat: str, scan: bool) -> typ
     block = nn.remat(block, prevent_cse=not scan, policy=_SAVED[remat])
   return nn.scan(
       block,
-      variable_axes={"params": 0}, split_rngs={"params": True}, in_axes=nn.broadcast, length=layers,
+      variable_axes={"params": 0, "intermediates": 0},  # the latter where a caller captures them, as evaluation/attended.py does
+      split_rngs={"params": True}, in_axes=nn.broadcast, length=layers,
       unroll=1 if scan else layers, metadata_params={nn.PARTITION_NAME: "layers"},
   )
 

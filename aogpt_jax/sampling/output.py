@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import dataclasses
 import pathlib
-import tempfile
 from typing import Any
 
 from flax import linen as nn
@@ -12,6 +11,7 @@ from jax.sharding import Mesh
 import ml_collections
 
 from aogpt_jax import console
+from aogpt_jax import pages
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import prompts as prompts_lib
 from aogpt_jax.sampling import texts as texts_lib
@@ -37,17 +37,9 @@ def check_file(flag: str, path: str, mode: str, endings: Sequence[str] = ()) -> 
     return
   if mode not in ("all", "sample"):
     raise ValueError(f"{flag}={path}: --mode={mode} draws no texts to show; give --mode=sample.")
-  file = pathlib.Path(path).expanduser()
-  if endings and file.suffix.lower() not in endings:
+  if endings and pathlib.Path(path).suffix.lower() not in endings:
     raise ValueError(f"{flag}={path}: ends in none of {', '.join(endings)}, which say what it is to be; give such a name.")
-  try:
-    if file.is_dir():
-      raise IsADirectoryError(0, "it is a directory")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=file.parent):
-      pass
-  except OSError as e:
-    raise OSError(f"{flag}={path}: can't be written ({e.strerror}); give another file.") from None
+  pages.file(flag, path)
 
 
 def draw(

@@ -5,7 +5,6 @@ text, hostile text too; they reach the page as JSON in which nothing can end the
 """
 
 from collections.abc import Sequence
-import importlib.resources
 import json
 import math
 import pathlib
@@ -16,6 +15,7 @@ from flax import linen as nn
 import jax
 
 from aogpt_jax import console
+from aogpt_jax import pages
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import alternatives as alternatives_lib
 from aogpt_jax.sampling import labels as labels_lib
@@ -71,8 +71,7 @@ def html(texts: Sequence[texts_lib.Text], alternatives: Sequence[alternatives_li
   data = json.dumps({"labels": labels.table, "texts": shown}, separators=(",", ":"))  # beyond ASCII, it has escapes
   for character in "<>&":
     data = data.replace(character, f"\\u{ord(character):04x}")
-  frame = importlib.resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-  return frame.replace("{{data}}", data)
+  return pages.fill(__package__, data=data)
 
 
 class _Labels:

@@ -42,7 +42,7 @@ def write(path: str, samples: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> 
     firsts = [text for text in texts if text.sample_index == 0]
     if len(firsts) > _TEXTS:
       console.say(f"the picture shows the first {_TEXTS} of {len(firsts):,} prompts and orders")
-    of_texts(firsts[:_TEXTS], tokenizer).savefig(file, dpi=150)
+    of_texts(firsts[:_TEXTS], tokenizer).savefig(file, dpi=120)
   return file
 
 

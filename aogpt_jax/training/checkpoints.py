@@ -47,12 +47,12 @@ WEIGHTS = {"ema": "ema", "raw": "params"}
 
 def _say_once() -> None:
   """Has Orbax and asyncio keep the tracebacks of threads and of reads that failed after the first; one of them is raised."""
-  absl_logging.get_absl_logger().addFilter(_is_of_no_orbax_thread)
+  absl_logging.get_absl_logger().addFilter(_is_no_traceback_of_orbax)
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
 
 
-def _is_of_no_orbax_thread(record: logging.LogRecord) -> bool:
-  return record.filename != "future.py" or "orbax" not in record.pathname
+def _is_no_traceback_of_orbax(record: logging.LogRecord) -> bool:
+  return not (record.exc_info and "orbax" in pathlib.Path(record.pathname).parts)
 
 
 class Checkpoints:

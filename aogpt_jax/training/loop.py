@@ -25,6 +25,7 @@ from aogpt_jax.training import checkpoints
 from aogpt_jax.training import flops
 from aogpt_jax.training import metrics
 from aogpt_jax.training import profile
+from aogpt_jax.training import provenance
 from aogpt_jax.training import start as start_lib
 from aogpt_jax.training import step as step_lib
 
@@ -63,9 +64,12 @@ def train(run: Run) -> step_lib.TrainState:
   if start:
     console.say(f"going on from the checkpoint of step {start:,}" if start < config.steps else
                 f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
-  writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config.log.tensorboard)
+  writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config)
+  if start < config.steps:
+    provenance.record(run.workdir, start, config)
   log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
+  waiting, on_cpu = None, run.mesh.devices.flat[0].platform == "cpu"
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
       local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
@@ -83,12 +87,18 @@ def train(run: Run) -> step_lib.TrainState:
         state, step_metrics = trainer.step(state, tokens)
         trace.after(step, step_metrics)
         log.note(step, step_metrics)
+        # One step may wait while another runs. On a CPU none does: XLA gives a program its memory when it is called, and to
+        # prepare a batch takes from the step before what it would gain.
+        jax.block_until_ready(step_metrics if on_cpu else waiting)
+        waiting = step_metrics
         if step == start + 1:
           jax.block_until_ready(step_metrics)
           log.first_step_done(step)
         log.read()  # of the step before, while this one runs
         if last or step % config.log.every_steps == 0:
           log.push(step, batch_hash)
+        else:
+          log.glance(step)
         evaluate = (last or step % config.eval.every_steps == 0) and not terminated
         save = last or terminated or step % config.checkpoint.every_steps == 0
         if evaluate or save:
@@ -108,6 +118,7 @@ def train(run: Run) -> step_lib.TrainState:
     raise FloatingPointError(f"{e} {_keep_last_good(saver, state)} To leave out such updates, set config.optimizer.skip_nonfinite "
                              "to how many; else lower config.optimizer.learning_rate or raise its warmup_steps.") from None
   finally:
+    console.clear()
     batches.close()
     trace.close()
     writer.close()
@@ -154,17 +165,21 @@ def _evaluate(run: Run, state: step_lib.TrainState, step: int, writer: metrics.M
 
 
 class _StepLog:
-  """Metrics of single steps, read from the device after the next step has been started."""
+  """Metrics of single steps, read from the device after the next step has been started.
+
+  On a terminal, the last line says where training is, also between the steps that are recorded; elsewhere, each of those has a line.
+  """
 
   def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int):
     self._config, self._writer = config, writer
-    self._pending: tuple[int, int] | None = None  # the step to be recorded, and the hash of its batch
+    self._pending: tuple[int, int | None] | None = None  # the step to be shown, and the hash of its batch where it is recorded
     self._noted: list[tuple[int, dict[str, jax.Array]]] = []  # of all steps that have not been looked at
     self._norms = collections.deque(maxlen=_SPIKE_WINDOW)  # of the gradients before
     self._last_pushed = start
     self._timed_from = start  # the step after which the clock was started
     self._clock = time.monotonic()
     self._device_peak = flops.peak(jax.devices()[0].device_kind)
+    self._pace = console.Pace()
 
   def note(self, step: int, step_metrics: dict[str, jax.Array]) -> None:
     """Keeps the metrics of a step on the device, to be looked at with the next one that is recorded."""
@@ -176,8 +191,13 @@ class _StepLog:
       self._last_pushed = step
       self._pending = (step, batch_hash)
 
+  def glance(self, step: int) -> None:
+    """The same of a step that is not recorded, where the terminal is to be redrawn."""
+    if self._pace.is_live and self._pace.is_due():
+      self._pending = (step, None)
+
   def read(self) -> None:
-    """Waits for the pending step, looks at all steps up to it, and records and prints it.
+    """Waits for the pending step, looks at all steps up to it, and records and shows it.
 
     Raises:
       _Stopped: one of them was not finite, and no more may be left out.
@@ -193,18 +213,22 @@ class _StepLog:
     values["skipped"] = int(values["skipped"])
     now = time.monotonic()
     seconds = (now - self._clock) / max(step - self._timed_from, 1)
-    self._clock, self._timed_from = now, step
     tokens = self._config.batch_size * self._config.model.block_size
-    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
-    utilisation = ""
+    utilisation = None
     if self._device_peak:
-      peak = self._device_peak * jax.device_count()
-      values["model_flop_utilisation"] = flops.per_token(self._config) * tokens / seconds / peak
-      utilisation = f"  {values['model_flop_utilisation']:.1%} of peak"
+      utilisation = flops.per_token(self._config) * tokens / seconds / (self._device_peak * jax.device_count())
+    line = (f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
+            f"lr {values['learning_rate']:.2e}  {tokens / seconds:,.0f} tokens/s"
+            + ("" if utilisation is None else f"  {utilisation:.1%} of peak")
+            + f"  {console.duration(seconds * (self._config.steps - step))} left")
+    self._pace.show(line)
+    if batch_hash is None:
+      return
+    self._clock, self._timed_from = now, step
+    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
+    if utilisation is not None:
+      values["model_flop_utilisation"] = utilisation
     self._writer.write(step, {name: x for name, x in values.items() if isinstance(x, str) or np.isfinite(x)})
-    left = console.duration(seconds * (self._config.steps - step))
-    console.say(f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
-                f"lr {values['learning_rate']:.2e}  {values['tokens_per_second']:,.0f} tokens/s{utilisation}  {left} left")
 
   def _look_at(self, step: int, values: dict[str, np.ndarray]) -> None:
     """Warns of an update that was left out and of a gradient far above those before; raises _Stopped at the last straw."""

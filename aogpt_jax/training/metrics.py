@@ -1,4 +1,4 @@
-"""Metrics of a run: one JSON object per line in WORKDIR/metrics.jsonl, and TensorBoard event files.
+"""Metrics of a run: one JSON object per line in WORKDIR/metrics.jsonl, and what the trackers of config.log show of them.
 
 Every record has a "step", the updates done; "eval/..." fields are written at evaluations. After a restart from step N,
 what was recorded beyond N is dropped, so that there is one record per step.
@@ -13,6 +13,9 @@ import pathlib
 from typing import Any
 
 import jax
+import ml_collections
+
+from aogpt_jax.training import trackers
 
 FILE = "metrics.jsonl"
 
@@ -20,9 +23,9 @@ FILE = "metrics.jsonl"
 class MetricWriter:
   """Writes on process 0, and nothing elsewhere."""
 
-  def __init__(self, workdir: pathlib.Path, step: int, tensorboard: bool):
-    """`step`: updates done at the start of this process."""
-    self._file = self._board = None
+  def __init__(self, workdir: pathlib.Path, step: int, config: ml_collections.ConfigDict):
+    """`step`: updates done at the start of this process; -1 where it starts anew, and not even an evaluation at step 0 is left."""
+    self._file, self._trackers = None, []
     self._path = workdir / FILE
     if jax.process_index() != 0:
       return
@@ -32,9 +35,7 @@ class MetricWriter:
       temporary.write_text("".join(kept), encoding="utf-8")
       os.replace(temporary, self._path)
       self._file = self._path.open("a", encoding="utf-8")
-    if tensorboard:
-      import tensorboardX  # Here: it costs half a second, which only a run that wants it should pay.
-      self._board = tensorboardX.SummaryWriter(str(workdir / "tensorboard"), purge_step=step + 1)
+    self._trackers = trackers.trackers(workdir, step, config)
 
   def write(self, step: int, values: dict[str, Any]) -> None:
     """Records scalars (and strings, JSON only) of a step; complete on disk when it returns.
@@ -47,18 +48,17 @@ class MetricWriter:
     with self._writing():
       self._file.write(json.dumps({"step": step, **values}) + "\n")
       self._file.flush()
-    if self._board:
-      for name, value in values.items():
-        if isinstance(value, (int, float)):
-          self._board.add_scalar(name if "/" in name else f"train/{name}", value, step)
+    scalars = {name if "/" in name else f"train/{name}": x for name, x in values.items() if isinstance(x, (int, float))}
+    for tracker in self._trackers:
+      tracker.scalars(step, scalars)
 
   def write_text(self, step: int, name: str, text: str) -> None:
-    """Shows a text in TensorBoard."""
-    if self._board:
-      self._board.add_text(name, "    " + text.replace("\n", "\n    "), step)  # as a Markdown code block
+    """Shows a text in the trackers."""
+    for tracker in self._trackers:
+      tracker.text(step, name, text)
 
   def close(self) -> None:
-    for writer in (self._file, self._board):
+    for writer in (self._file, *self._trackers):
       if writer:
         with contextlib.suppress(OSError):  # again: what could not be written has been said
           writer.close()
@@ -74,18 +74,26 @@ class MetricWriter:
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """All records of a run; a line that is none, such as a last one that a killed process left unfinished, is passed over."""
-  path = workdir / FILE
+  records, damaged, lines = parse(workdir / FILE)
+  for number in damaged:
+    if number < lines:
+      logging.warning("%s:%d is no record and is passed over", workdir / FILE, number)
+  return records
+
+
+def parse(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[int], int]:
+  """The records of a file of JSON objects with a "step", the numbers of the lines that are none, and how many lines there are."""
   if not path.exists():
-    return []
-  records = []
+    return [], [], 0
+  records, damaged = [], []
   lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
   for number, line in enumerate(lines, 1):
     try:
       record = json.loads(line)
-    except json.JSONDecodeError:
+    except ValueError:
       record = None
-    if isinstance(record, dict) and isinstance(record.get("step"), int):
+    if isinstance(record, dict) and type(record.get("step")) is int:
       records.append(record)
-    elif number < len(lines):
-      logging.warning("%s:%d is no record and is passed over: %.60s", path, number, line)
-  return records
+    else:
+      damaged.append(number)
+  return records, damaged, len(lines)

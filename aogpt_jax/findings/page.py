@@ -1,6 +1,6 @@
 """The page of findings: claims of the paper beside what models trained here say, with tables, pictures and verdicts.
 
-Everything on the page is computed from results of units (see findings.py): a verdict too, so that it can't say what its numbers
+Everything on the page is computed from results of units (see results.py): a verdict too, so that it can't say what its numbers
 don't.
 """
 
@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from aogpt_jax import pictures
 from aogpt_jax.evaluation import held_out
 
 # Two-sided 95% quantiles of Student's t, by the number of seeds: with three, errors are themselves uncertain.
@@ -333,8 +334,8 @@ def write(path: pathlib.Path, results: Results, about: dict[str, Any]) -> list[p
     results: of all units.
     about: what the page says of how they were made: command, seeds, machine, core_seconds.
   """
-  pictures = path.with_suffix("")
-  pictures.mkdir(parents=True, exist_ok=True)
+  directory = path.with_suffix("")
+  directory.mkdir(parents=True, exist_ok=True)
   written, chapters, summary = [], [], [("", "claim or question", "verdict")]
   longer, seeds = results.longer(), {unit["seed"] for unit in results.units}
   for section in SECTIONS:
@@ -344,10 +345,10 @@ def write(path: pathlib.Path, results: Results, about: dict[str, Any]) -> list[p
     word, lines, rows = section.body(of_section)
     parts = [f"## {section.title}", section.claim, f"**{word}**", held_out.markdown(rows),
              "\n".join(f"* {line}" for line in [*lines, _trained(of_section, section.arms)])]
-    if section.curves:
-      picture = _draw(pictures / f"{section.name}.png", of_section, section.curves)
+    picture = _draw(directory / f"{section.name}.png", of_section, section.curves) if section.curves else None
+    if picture:
       text = f"{section.title}: loss against tokens of training, for {', '.join(section.curves)}"
-      parts.insert(3, f"![{text}]({pictures.name}/{picture.name})")
+      parts.insert(3, f"![{text}]({directory.name}/{picture.name})")
       written.append(picture)
     chapters.append("\n\n".join(parts))
     summary.append((f"[{section.title}](#{section.title.lower().replace(' ', '-')})", section.claim, word))
@@ -377,11 +378,11 @@ def _introduction(results: Results, about: dict[str, Any]) -> str:
       "of its differences lies on the claimed side of 0, and does not hold where one lies on the other side.")
 
 
-def _draw(path: pathlib.Path, results: Results, curves: dict[str, tuple[str, str]]) -> pathlib.Path:
-  """Mean over the seeds of each curve, with a band of one standard deviation."""
-  from matplotlib import figure  # Here: it costs half a second. The figure has no global state and needs no display.
-
-  fig = figure.Figure(figsize=(7, 4), dpi=120, layout="constrained")
+def _draw(path: pathlib.Path, results: Results, curves: dict[str, tuple[str, str]]) -> pathlib.Path | None:
+  """Mean over the seeds of each curve, with a band of one standard deviation; None without matplotlib."""
+  fig = pictures.new(7, 4, dpi=120)
+  if fig is None:
+    return None
   axes = fig.subplots()
   for label, (arm, distribution) in curves.items():
     by_seed = [np.array(unit["curves"][distribution]) for unit in results.of(arm).values()]
