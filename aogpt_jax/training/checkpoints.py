@@ -19,6 +19,8 @@ import logging
 import os
 import pathlib
 import re
+import sys
+import tempfile
 from typing import Any
 
 from absl import logging as absl_logging
@@ -46,9 +48,21 @@ WEIGHTS = {"ema": "ema", "raw": "params"}
 
 
 def _say_once() -> None:
-  """Has Orbax and asyncio keep the tracebacks of threads and of reads that failed after the first; one of them is raised."""
+  """Keeps Orbax, asyncio and TensorStore from printing a traceback for each array that fails; one of them is raised."""
   absl_logging.get_absl_logger().addFilter(_is_no_traceback_of_orbax)
   logging.getLogger("asyncio").setLevel(logging.CRITICAL)
+  if sys.unraisablehook is not _no_closed_loops:
+    _hooks.append(sys.unraisablehook)
+    sys.unraisablehook = _no_closed_loops
+
+
+_hooks = []  # those that stood in our place
+
+
+def _no_closed_loops(unraisable: Any) -> None:
+  # A thread of TensorStore reports to the loop of a save or restore that has already failed.
+  if not (unraisable.exc_type is RuntimeError and str(unraisable.exc_value) == "Event loop is closed"):
+    _hooks[-1](unraisable)
 
 
 def _is_no_traceback_of_orbax(record: logging.LogRecord) -> bool:
@@ -97,6 +111,9 @@ class Checkpoints:
                                f"{f' and {len(bad) - 3} other arrays' if len(bad) > 3 else ''}; it is not saved.")
     sums, config = checksums.compute(items), self._config.to_dict()
     with self._writing(f"step {step}"):
+      if jax.process_index() == 0:
+        # Where Orbax can't make its directory, its threads wait minutes for it, and keep the process from ending.
+        os.rmdir(tempfile.mkdtemp(prefix="can_be_written_to_", dir=self._manager.directory))
       self._manager.save(step, args=ocp.args.Composite(
           **{item: ocp.args.StandardSave(tree) for item, tree in items.items()},
           config=ocp.args.JsonSave(config),

@@ -212,23 +212,22 @@ class _StepLog:
     values: dict[str, Any] = {name: float(x) for name, x in until[-1][1].items()}
     values["skipped"] = int(values["skipped"])
     now = time.monotonic()
-    seconds = (now - self._clock) / max(step - self._timed_from, 1)
-    tokens = self._config.batch_size * self._config.model.block_size
-    utilisation = None
-    if self._device_peak:
-      utilisation = flops.per_token(self._config) * tokens / seconds / (self._device_peak * jax.device_count())
     line = (f"step {step:,}/{self._config.steps:,}  loss {values['loss']:.4f}  grad {values['grad_norm']:.3f}  "
-            f"lr {values['learning_rate']:.2e}  {tokens / seconds:,.0f} tokens/s"
-            + ("" if utilisation is None else f"  {utilisation:.1%} of peak")
-            + f"  {console.duration(seconds * (self._config.steps - step))} left")
+            f"lr {values['learning_rate']:.2e}")
+    if step > self._timed_from:  # not the first one, which was compiled
+      seconds = (now - self._clock) / (step - self._timed_from)
+      speed = self._config.batch_size * self._config.model.block_size / seconds
+      values |= {"step_seconds": seconds, "tokens_per_second": speed}
+      line += f"  {speed:,.0f} tokens/s"
+      if self._device_peak:
+        values["model_flop_utilisation"] = flops.per_token(self._config) * speed / (self._device_peak * jax.device_count())
+        line += f"  {values['model_flop_utilisation']:.1%} of peak"
+      line += f"  {console.duration(seconds * (self._config.steps - step))} left"
     self._pace.show(line)
-    if batch_hash is None:
-      return
-    self._clock, self._timed_from = now, step
-    values |= {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "batch_hash": f"{batch_hash:08x}"}
-    if utilisation is not None:
-      values["model_flop_utilisation"] = utilisation
-    self._writer.write(step, {name: x for name, x in values.items() if isinstance(x, str) or np.isfinite(x)})
+    if batch_hash is not None:
+      self._clock, self._timed_from = now, step
+      values["batch_hash"] = f"{batch_hash:08x}"
+      self._writer.write(step, {name: x for name, x in values.items() if isinstance(x, str) or np.isfinite(x)})
 
   def _look_at(self, step: int, values: dict[str, np.ndarray]) -> None:
     """Warns of an update that was left out and of a gradient far above those before; raises _Stopped at the last straw."""
