@@ -4,8 +4,9 @@
     python -m aogpt_jax.decoding --config=configs/decoding.py --redraw  # the page again from docs/decoding/results.json
     python -m aogpt_jax.main --config=configs/decoding.py               # the unit `longer` alone
 
-Units: `tiny`, the model of configs/tiny.py; `longer`, the same for twice as many steps; `judge`, left to right, which scores what
-these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and figures are in docs/decoding.md.
+Units: `tiny`, the model of configs/tiny.py; `longer`, the same for twice as long, 5,000 steps of 1,024 tokens; `judge`, left to
+right, which scores what these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and figures are in
+docs/decoding.md.
 """
 
 from collections.abc import Iterator
