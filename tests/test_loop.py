@@ -151,3 +151,14 @@ def test_a_run_whose_text_has_changed_is_refused_in_one_line(words_config, tmp_p
     assert "\n" not in str(error.value)
   text.write_text("\n".join(lines))
   provenance.check_text(run.workdir, words_config, opened().packed)
+
+
+def test_a_run_is_the_same_bit_for_bit_however_many_batches_are_read_ahead(words_config, tmp_path):
+  words_config.steps, words_config.log.every_steps = 3, 1
+  states, hashes = [], []
+  for prefetch in (1, 7):
+    words_config.data.prefetch = prefetch
+    states.append(loop.train(run_lib.open_run(words_config, str(tmp_path / str(prefetch)))))
+    hashes.append([record["batch_hash"] for record in metrics.read(tmp_path / str(prefetch)) if "batch_hash" in record])
+  jax.tree.map(np.testing.assert_array_equal, *states)
+  assert hashes[0] == hashes[1] and len({*hashes[0]}) == 3

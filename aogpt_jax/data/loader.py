@@ -12,6 +12,7 @@ import zlib
 import grain
 import numpy as np
 
+from aogpt_jax import records as records_lib
 from aogpt_jax.data import packing
 
 
@@ -75,7 +76,7 @@ class Rows:
 
 
 def _reason(e: Exception) -> str:
-  return " ".join(f"{type(e).__name__}: {e}".split())[:200]
+  return records_lib.shown(" ".join(f"{type(e).__name__}: {e}".split()))
 
 
 class TrainBatches(Iterator[np.ndarray]):

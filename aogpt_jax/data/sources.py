@@ -390,7 +390,7 @@ class Files(Source):
                            "first line")
         yield where, _pieces(*values, where) if self._fields else values[0]
     except csv.Error as e:
-      raise ValueError(f"{path}:{reader.line_num}: not CSV ({e}); quote fields that hold quotes or line ends") from None
+      raise ValueError(f"{path}:{reader.line_num}: not CSV ({records.shown(str(e))}); quote fields that hold quotes or line ends") from None
     except UnicodeDecodeError as e:
       raise ValueError(f"{path}: invalid UTF-8 after line {reader.line_num} ({e.object[e.start]:#04x}); re-encode the file, for "
                        f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.csv") from None
