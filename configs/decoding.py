@@ -4,9 +4,8 @@
     python -m aogpt_jax.decoding --config=configs/decoding.py --redraw  # the page again from docs/decoding/results.json
     python -m aogpt_jax.main --config=configs/decoding.py               # the unit `longer` alone
 
-Units: `tiny`, the model of configs/tiny.py; `longer`, of the same width, on blocks of twice the length, 7,000 steps of 1,024 tokens;
-`judge`, left to right, which scores what these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and figures are
-in docs/decoding.md.
+Units: `tiny`, the model of configs/tiny.py; `longer`, the same for twice as many steps; `judge`, left to right, which scores what
+these draw; and `sudoku_STEPS-SEED`, three of each number of steps. Times and figures are in docs/decoding.md.
 """
 
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import ml_collections
 
 from aogpt_jax import config as config_lib
 
-STEPS = 7000
+STEPS = 5000
 JUDGE_STEPS = 1500
 SUDOKU_STEPS = (125, 250, 500, 1000)
 SEEDS = (0, 1, 2)
@@ -27,14 +26,13 @@ SEEDS = (0, 1, 2)
 def get_config() -> ml_collections.ConfigDict:
   config = config_lib.default_config()
   config.steps = STEPS
-  config.batch_size = 16
-  # Left to right first, which is learnt at once and teaches attention to look at neighbours; then the paper's 10% of it.
-  config.orders = "schedule(mix(0.4), mix(0.1), linear, 500, 3000)"
-  config.model.update(layers=4, width=128, heads=4, block_size=64, vocab_size=320, gate_init=1.0, position_init="sinusoid",
+  config.batch_size = 32
+  config.orders = "mix(0.4)"
+  config.model.update(layers=4, width=128, heads=4, block_size=32, vocab_size=320, gate_init=1.0, position_init="sinusoid",
                       dtype="float32", scan_layers=False)
-  config.optimizer.update(learning_rate=4e-3, final_learning_rate=2e-4, warmup_steps=50, decay_steps=STEPS)
+  config.optimizer.update(learning_rate=4e-3, final_learning_rate=3e-4, warmup_steps=50, decay_steps=STEPS)
   config.data.update(source="stdlib", tokenizer="bytes", validation_fraction=0.05, test_fraction=0.05)
-  config.eval.update(every_steps=500, sequences=256, limit=2048, orders=4)
+  config.eval.update(every_steps=500, sequences=512, limit=2048, orders=4)
   config.sample.update(num_samples=1)
   config.checkpoint.update(every_steps=500, keep=2)
   config.log.update(every_steps=50, tensorboard=False)

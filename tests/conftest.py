@@ -2,21 +2,37 @@
 
 import atexit
 import collections
+import functools
+import gc
 import importlib.util
+import json
+import mmap
 import os
 import pathlib
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
 
 import jax
+import jaxlib
 import pytest
 
-# Nearly all of the tests' time is XLA compiling programs that run for milliseconds: it does so without optimising, and no program
-# twice, in whichever of the tests' processes. Set before JAX starts; processes inherit it.
-os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
+def _flags():
+  """XLA_FLAGS by which programs that run for milliseconds, as nearly all of the tests' do, are compiled fast."""
+  library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
+  flags = ["--xla_backend_optimization_level=0"]
+  with open(library, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
+    if content.find(b"xla_cpu_use_fusion_emitters") >= 0:  # a flag that XLA does not know would end the process
+      flags.append("--xla_cpu_use_fusion_emitters=false")  # the emitters of before compile three times as fast
+  return " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
+
+
+# No program is compiled twice, in whichever of the tests' processes. Set before JAX starts; processes inherit it.
+os.environ["XLA_FLAGS"] = _flags()
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
   os.environ["JAX_COMPILATION_CACHE_DIR"] = tempfile.mkdtemp(prefix="aogpt_jax_tests_")
   atexit.register(shutil.rmtree, os.environ["JAX_COMPILATION_CACHE_DIR"], ignore_errors=True)
@@ -24,9 +40,20 @@ jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE
 os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.1"
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
+gc.set_threshold(200_000, 100, 1000)  # JAX makes and keeps many objects: looking for cycles among them takes a tenth of the time
+
 # ml_collections 1.1 loads config files by a function that Python 3.12 removes; it has another way there.
 LOAD_MODULE = "ignore:the load_module() method is deprecated:DeprecationWarning"
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+
+_LONGEST = ("test_notebook.py", "test_main.py", "test_cluster.py", "test_zero_shot.py")
+
+
+def pytest_collection_modifyitems(items):
+  """The files that take longest come first: the last one would keep a process alone."""
+  rank = {name: i for i, name in enumerate(_LONGEST)}
+  items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
 @pytest.fixture(scope="session")
@@ -92,16 +119,57 @@ def make_command(words, directory):
     flags = list(arguments)
     if config:
       flags = [f"--config={config}", *(a if a.startswith("--") else f"--config.{a}" for a in (*words, *arguments))]
+    variables = _environment() | dict(environment)
+    logs = variables.get("JAX_LOG_COMPILES") == "1"
+    if wait and stdout == subprocess.PIPE and not own_group and variables == _PREPARED_FOR | ({"JAX_LOG_COMPILES": "1"} if logs else {}):
+      return _run_prepared(module, flags, directory, stdin, logs)
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-W", LOAD_MODULE, "-m", module, *flags], cwd=directory, text=True,
-        stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE, start_new_session=own_group,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **dict(environment)})
+        [*_PYTHON, "-m", module, *flags], cwd=directory, text=True, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
+        start_new_session=own_group, env=variables)
     if not wait:
       return process
     out, err = process.communicate(stdin, timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
   return start
+
+
+_PYTHON = (sys.executable, "-W", "error", "-W", LOAD_MODULE)
+
+
+def _environment():
+  own = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+  return own | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+
+
+_PREPARED_FOR = _environment()
+
+
+@functools.cache
+def _prepared():
+  """See prepared.py."""
+  ours, theirs = socket.socketpair()
+  with theirs:
+    subprocess.Popen([*_PYTHON, str(ROOT / "tests" / "prepared.py"), str(theirs.fileno())], env=_PREPARED_FOR,  # ends with us
+                     pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL).returncode = 0
+  ours.settimeout(300)
+  atexit.register(ours.close)
+  return ours
+
+
+def _run_prepared(module, arguments, directory, stdin, logs_compilations):
+  with tempfile.TemporaryDirectory() as streams:
+    paths = [pathlib.Path(streams, name) for name in ("stdin", "stdout", "stderr")]
+    for path in paths:
+      path.write_text(stdin if path.name == "stdin" else "")
+    request = {"module": module, "arguments": arguments, "directory": str(directory), "streams": [str(path) for path in paths],
+               "logs_compilations": logs_compilations}
+    _prepared().sendall(json.dumps(request).encode() + b"\n")
+    answer = b""
+    while not answer.endswith(b"\n"):
+      answer += (received := _prepared().recv(64))
+      assert received, "tests/prepared.py has ended"
+    return subprocess.CompletedProcess(["python", "-m", module, *arguments], int(answer), *(path.read_text() for path in paths[1:]))
 
 
 _BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")
