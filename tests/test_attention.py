@@ -101,13 +101,14 @@ def test_passes_over_parts_of_blocks_are_plain_where_splash_does_not_take_them()
 
 
 COMPILE_FOR_TPU = """
-import functools, json
+import functools, json, os
 import jax
 from jax.experimental import topologies
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 import test_attention
 from aogpt_jax import attention, config, sharding
 
+os.environ["XLA_FLAGS"] = ""  # those of conftest.py are the CPU's: libtpu does not know them
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2", chip_config_name="default",
                                        chips_per_host_bounds=(2, 2, 1), num_slices=1).devices
 mesh = jax.make_mesh((2, 1, 2), sharding.MESH_AXES, axis_types=(AxisType.Auto,) * 3, devices=devices)

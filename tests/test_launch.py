@@ -118,6 +118,8 @@ def test_local_has_the_first_status_that_is_not_0():
 
 @pytest.mark.parametrize("number, name", [(signal.SIGTERM, "TERM"), (signal.SIGINT, "INT")])
 def test_local_passes_signals_on(number, name):
+  if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in what a shell has started with &; the processes would inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
   process = local("bash", "-c", f'trap "echo got; exit 9" {name}; echo ready; while true; do sleep 0.05; done')
   assert [process.stdout.readline() for _ in range(2)] == ["ready\n"] * 2
   process.send_signal(number)

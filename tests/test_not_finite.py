@@ -58,8 +58,9 @@ def test_a_run_stops_with_the_state_before_and_goes_on_where_a_budget_is_given(w
   assert int(state.opt_state[3].count) == 9  # the schedule goes on
   records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
   assert [r["skipped"] for r in records if "skipped" in r] == [0, 1, 2]
-  # Stopped twice and started again, it is as it would have been.
-  assert same(state, train(words_config, tmp_path / "whole", skip_nonfinite=2))
+  # Stopped twice and started again, it is as it would have been. Each number is a program of its own, which may round otherwise.
+  whole = train(words_config, tmp_path / "whole", skip_nonfinite=2)
+  jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-6), state, whole)
 
 
 def test_an_update_that_is_left_out_changes_nothing_but_the_counts(words_config, tmp_path, poisoned):

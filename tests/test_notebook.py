@@ -38,7 +38,7 @@ def losses(printed):
 
 def texts(printed):
   """The texts of lines that end in one as a Python literal."""
-  found = (re.search(r"""(?:^|    |: )(['"].*)$""", line) for line in printed.splitlines())
+  found = (re.search(r"""^(?:    |'[^']*': |"[^"]*": )(['"].*)$""", line) for line in printed.splitlines())
   return [ast.literal_eval(match[1]) for match in found if match]
 
 
