@@ -19,6 +19,7 @@ from aogpt_jax.data import tokenizers
 from aogpt_jax.data import zero_shot
 
 
+LONGEST = 1 << 20  # tokens of a sequence: what is longer is a mistake, and would take gigabytes to be looked at
 # Preset -> devices along data, fsdp and tensor; -1: all that are left.
 MESH_PRESETS = {"dp": (-1, 1, 1), "fsdp": (1, -1, 1), "tp": (1, 1, -1), "fsdp_tp": (1, -1, 2)}
 # Architecture -> what it can be trained by; see aogpt_jax/objectives.py.
@@ -274,6 +275,11 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       if not is_ok(value):
         yield f"config.{field}: is {value!r}; it must be {wanted}."
 
+  mistyped = list(out_of_range("eval.distributions eval.zero_shot.datasets eval.zero_shot.models sample.orders",
+                               "a tuple of texts, as ('uniform',)", lambda x: all(isinstance(text, str) for text in x)))
+  if mistyped:  # what follows reads them as texts
+    yield from mistyped
+    return
   yield from out_of_range(
       "steps batch_size micro_batches model.layers model.width model.heads model.block_size model.vocab_size "
       "model.cond_width optimizer.decay_steps data.prefetch eval.every_steps eval.batch_size "
@@ -286,6 +292,7 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       "eval.targets eval.seed sample.length sample.temperature sample.top_k sample.seed checkpoint.keep_every_steps "
       "optimizer.skip_nonfinite",
       "0 or more", lambda x: x >= 0)
+  yield from out_of_range("model.block_size", f"at most {LONGEST:,}", lambda x: x <= LONGEST)
   yield from out_of_range("model.head_chunk", "-1 (chosen), 0 (all) or more", lambda x: x >= -1)
   yield from out_of_range("seed eval.seed sample.seed", "below 2**32", lambda x: x < 2**32)
   yield from out_of_range(
@@ -440,9 +447,9 @@ def _problems(config: ml_collections.ConfigDict) -> Iterator[str]:
       orders.parse(spec)
       if field != "orders":
         orders.check_constant(spec)
-      length = config.sample.length if field == "eval.generative.order" else 0
-      if not field.startswith("sample") and m.block_size >= 1:  # the texts that are drawn are of other lengths too: see run.py
-        orders.check(spec, length or m.block_size)
+      length = (config.sample.length if field == "eval.generative.order" else 0) or m.block_size
+      if not field.startswith("sample") and 1 <= length <= LONGEST:  # texts that are drawn are of other lengths too: see run.py
+        orders.check(spec, length)
     except ValueError as e:
       yield f"config.{field}: {e}"
 

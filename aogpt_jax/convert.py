@@ -41,6 +41,7 @@ from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import hugging_face
 from aogpt_jax import models
+from aogpt_jax import records
 from aogpt_jax.conversion import fingerprint
 from aogpt_jax.conversion import model_card
 from aogpt_jax.conversion import model_directory
@@ -323,7 +324,7 @@ def _origin(workdir: pathlib.Path) -> Origin | None:
   if not path.exists():
     return None
   try:
-    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = records.read(path)
     return Origin(**fields | {"weights": tuple(fields["weights"])})
   except (OSError, ValueError, TypeError, KeyError):
     raise ValueError(f"{path}: is not as it was written; move it away where the weights are not of another checkpoint.") from None

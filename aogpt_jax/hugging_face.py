@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from aogpt_jax import records
+
 
 def download(what: str, advice: str, call: Callable[[Any], str]) -> pathlib.Path:
   """What `call` downloads, given the module huggingface_hub.
@@ -59,5 +61,7 @@ def tensors(path: pathlib.Path) -> Iterator[tuple[str, np.ndarray]]:
     with safetensors.safe_open(path, framework="np") as f:
       for key in f.keys():
         yield key, f.get_tensor(key)
-  except safetensors.SafetensorError as e:
-    raise ValueError(f"{path}: is not a safetensors file ({e}); download or save it again.") from None
+  except OSError:
+    raise
+  except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
+    raise ValueError(f"{path}: is not a safetensors file of arrays ({records.shown(str(e))}); download or save it again.") from None

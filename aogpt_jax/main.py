@@ -40,6 +40,7 @@ from aogpt_jax.sampling import picture
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import curves
 from aogpt_jax.training import loop
+from aogpt_jax.training import provenance
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "Config file, e.g. configs/tiny.py.", lock_config=True)
 _WORKDIR = flags.DEFINE_string(
@@ -204,6 +205,8 @@ def _evaluate(run: run_lib.Run, load: Callable[[str], tuple[Any, int]]) -> list[
   name = {"ema": "EMA", "raw": "raw"}[config.weights]
   if run.evaluated:
     params, step = load(config.weights)
+    if run.packed:
+      provenance.check_text(run.workdir, run.config, run.packed)
     entropies = baselines.entropies(run.evaluated, run.split)
     report = held_out.report(run, params)
     text = config.source or f"{config.split} text"

@@ -10,6 +10,7 @@ import ast
 from collections.abc import Callable
 import dataclasses
 import difflib
+import functools
 import inspect
 
 import jax
@@ -143,6 +144,7 @@ CHANGES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "cosine": lambda u: (1 - jnp.cos(jnp.pi * u)) / 2,
     "step": jnp.floor,
 }
+_LARGEST = 1 << 24  # tokens of a block, far above those of a text: a larger one would not be a mistake that memory survives
 _COIN = 2**32 - 1  # no split of a key makes so many
 
 
@@ -152,6 +154,8 @@ def _share(change: str, begin: int, end: int) -> Callable[[jax.Array | int], jax
     raise ValueError(f"there is no change {change!r}; give one of {', '.join(CHANGES)}.")
   if begin < 0:
     raise ValueError(f"the change begins at update {begin}; give 0 or more.")
+  if max(begin, end) >= 2**31:
+    raise ValueError(f"the change is from update {begin} to {end}; give numbers below 2**31.")
   if change == "step":
     if end:
       raise ValueError(f"a step from update {begin} on has no end, and {end} is given; leave it out.")
@@ -167,8 +171,8 @@ def _at(distribution: Draw | Schedule, step: jax.Array | int) -> Draw:
 
 
 def _check_block(block: int) -> None:
-  if block < 1:
-    raise ValueError(f"the block is {block} tokens; it must be at least 1.")
+  if not 1 <= block <= _LARGEST:
+    raise ValueError(f"the block is {block} tokens; it must be at least 1, and at most {_LARGEST:,}.")
 
 
 def _check_seed(seed: int) -> None:
@@ -211,8 +215,8 @@ def parse(spec: str) -> Draw | Schedule:
     name = call.func.id
     args = [_argument(a) for a in call.args]
     kwargs = {k.arg: _argument(k.value) for k in call.keywords}
-  except (SyntaxError, AttributeError, ValueError, TypeError):
-    raise ValueError(f"{spec!r} is not the name of an order; {_choices()}.") from None
+  except (SyntaxError, AttributeError, ValueError, TypeError, RecursionError, MemoryError):
+    raise ValueError(f"{spec[:200]!r} is not the name of an order; {_choices()}.") from None
   if name not in ORDERS:
     near = difflib.get_close_matches(name, ORDERS, n=1)
     hint = f" did you mean {near[0]}?" if near else ""
@@ -243,6 +247,11 @@ def check_constant(spec: str) -> None:
 def check(spec: str, length: int) -> None:
   """Raises ValueError where a string names no distribution, or one that has no orders of `length`; compiles nothing."""
   parse(spec)
+  _trace(spec, length)
+
+
+@functools.lru_cache
+def _trace(spec: str, length: int) -> None:
   jax.eval_shape(lambda: draw(spec, root_key(0), 0, jnp.arange(1), length))
 
 

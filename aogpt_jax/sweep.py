@@ -12,6 +12,8 @@ import collections
 from collections.abc import Sequence
 import dataclasses
 import json
+import logging
+import math
 import os
 import pathlib
 import re
@@ -32,10 +34,13 @@ import ml_collections
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import main as main_lib
+from aogpt_jax import records
 from aogpt_jax.evaluation import held_out
 
 JOBS = flags.DEFINE_integer("jobs", 1, "Units that run at the same time, each on its share of the cores.", lower_bound=1)
 _PRINT = flags.DEFINE_bool("print", False, "Print a launch command for each unit that is left, and run none.")
+
+_CORE_SECONDS = "core_seconds.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,16 +147,30 @@ def run(waiting: Sequence[Unit], jobs: int = 1) -> dict[str, int]:
 def timed(waiting: Sequence[Unit], workdir: pathlib.Path, before: float, jobs: int = 1) -> tuple[dict[str, int], float]:
   """Like `run`; returns too the CPU seconds that all starts in this workdir together took, with those of `before` it was there."""
   workdir.mkdir(parents=True, exist_ok=True)
-  path = workdir / "core_seconds.json"
-  before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else before
+  before = core_seconds(workdir, before)
   used = lambda: sum(os.times()[2:4])  # by the units' processes, which is the same beside other work
   begin = used()
   try:
     failed = run(waiting, jobs)
   finally:
     seconds = before + used() - begin
-    path.write_text(json.dumps(seconds), encoding="utf-8")
+    (workdir / _CORE_SECONDS).write_text(json.dumps(seconds), encoding="utf-8")
   return failed, seconds
+
+
+def core_seconds(workdir: pathlib.Path, before: float) -> float:
+  """What `timed` has kept in a workdir; `before` where that is nothing, or nothing that can be read."""
+  try:
+    seconds = records.read(workdir / _CORE_SECONDS)
+  except FileNotFoundError:
+    return before
+  except ValueError as e:
+    logging.warning("%s; it is passed over", e)
+    return before
+  if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+    logging.warning("%s: is no number of seconds; it is passed over", workdir / _CORE_SECONDS)
+    return before
+  return seconds
 
 
 def _start(unit: Unit, cores: Sequence[int], to_log: bool) -> subprocess.Popen:

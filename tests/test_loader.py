@@ -127,8 +127,8 @@ def test_error_in_a_thread_reaches_the_consumer(packed, tmp_path):
   damaged = packing.load(copy)
   shard, = copy.glob("*-train.array_record*")
   shard.write_bytes(bytes(shard.stat().st_size))
-  with loader.train_batches(damaged, seed=0, batch_size=4) as batches:
-    with pytest.raises(Exception):
+  with pytest.raises(packing.DamagedError, match="the copy is damaged"):
+    with loader.train_batches(damaged, seed=0, batch_size=4) as batches:
       next(batches)
 
 

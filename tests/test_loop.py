@@ -9,10 +9,13 @@ import numpy as np
 import pytest
 
 import aogpt_jax
+from aogpt_jax import config as config_lib
+from aogpt_jax import main as main_lib
 from aogpt_jax import run as run_lib
 from aogpt_jax.training import checkpoints
 from aogpt_jax.training import loop
 from aogpt_jax.training import metrics
+from aogpt_jax.training import provenance
 from aogpt_jax.training import step as step_lib
 
 
@@ -127,3 +130,35 @@ def test_lines_that_are_no_records_are_passed_over_with_a_warning(tmp_path, capl
 def test_load_model_where_there_is_nothing_says_so(tmp_path):
   with pytest.raises(FileNotFoundError, match="there is no checkpoint"):
     aogpt_jax.load_model(tmp_path)
+
+
+def test_a_run_whose_text_has_changed_is_refused_in_one_line(words_config, tmp_path):
+  words_config.data.update(source=f"lines:{tmp_path}/text.txt", cache_dir=f"{tmp_path}/cache")
+  lines = [f"line {i} of the text" for i in range(300)]
+  text = tmp_path / "text.txt"
+  text.write_text("\n".join(lines))
+  opened = lambda: run_lib.open_run(words_config, f"{tmp_path}/run")
+  run = opened()
+  saver = checkpoints.Checkpoints(run.workdir, words_config)
+  saver.save(step_lib.make_trainer(words_config, run.model, run.mesh).init())
+  saver.close()
+  provenance.record(run.workdir, 0, words_config, run.packed)
+  text.write_text("\n".join([*lines, "one more line"] * 2))
+  run = opened()
+  for use in (loop.train, lambda run: main_lib._evaluate(run, lambda weights: (None, 0))):
+    with pytest.raises(config_lib.ConfigError, match="^config.data.source: lines:.* has changed since .*train.*--workdir") as error:
+      use(run)
+    assert "\n" not in str(error.value)
+  text.write_text("\n".join(lines))
+  provenance.check_text(run.workdir, words_config, opened().packed)
+
+
+def test_a_run_is_the_same_bit_for_bit_however_many_batches_are_read_ahead(words_config, tmp_path):
+  words_config.steps, words_config.log.every_steps = 3, 1
+  states, hashes = [], []
+  for prefetch in (1, 7):
+    words_config.data.prefetch = prefetch
+    states.append(loop.train(run_lib.open_run(words_config, str(tmp_path / str(prefetch)))))
+    hashes.append([record["batch_hash"] for record in metrics.read(tmp_path / str(prefetch)) if "batch_hash" in record])
+  jax.tree.map(np.testing.assert_array_equal, *states)
+  assert hashes[0] == hashes[1] and len({*hashes[0]}) == 3

@@ -1,8 +1,11 @@
 import base64
 import fcntl
 import hashlib
+import json
 import os
 import pathlib
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -152,8 +155,119 @@ def test_damaged_copy_is_an_error(tmp_path):
   packed = packing.prepare(data_config(tmp_path), tokenizers.load("bytes"), 16)
   shard = next(packed.directory.glob("*-train.array_record*"))
   shard.write_bytes(shard.read_bytes()[:100])
-  with pytest.raises(ValueError, match=r"100 bytes instead of \d+; the copy is damaged: delete"):
+  with pytest.raises(packing.DamagedError, match=r"100 bytes instead of \d+; the copy is damaged: delete"):
     packing.prepare(data_config(tmp_path), tokenizers.load("bytes"), 16)
+
+
+def swap(a, b):
+  content = a.read_bytes()
+  a.write_bytes(b.read_bytes())
+  b.write_bytes(content)
+
+
+def flip(path, byte):
+  content = bytearray(path.read_bytes())
+  content[byte] ^= 4
+  path.write_bytes(content)
+
+
+def changed_json(path, **fields):
+  path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+@pytest.mark.parametrize("damage, message", [
+    (lambda d, shards: swap(shards[0], shards[1]), "row 0 is not the one that was written"),
+    (lambda d, shards: flip(shards[0], 200), "a row can't be read .*hash mismatch"),
+    (lambda d, shards: shards[0].write_bytes(bytes(shards[0].stat().st_size)), "can't be"),
+    (lambda d, shards: shards[1].unlink(), "00001-of-.* has no bytes instead of"),
+    (lambda d, shards: flip(d / "train.crc32", 3), "train.crc32 is not as it was written"),
+    (lambda d, shards: (d / "train.crc32").unlink(), "train.crc32 is missing"),
+    (lambda d, shards: (d / "features.json").write_text(""), "can't be opened"),
+    (lambda d, shards: (d / "dataset_info.json").write_text("[1]"), "can't be opened"),
+    (lambda d, shards: (d / "metadata.json").write_text("{"), "metadata.json Expecting .* at column 2"),
+    (lambda d, shards: (d / "metadata.json").write_text("[]"), "metadata.json is not as it was written"),
+    (lambda d, shards: (d / "metadata.json").write_text("[" * 100_000), "metadata.json is nested too deeply"),
+    (lambda d, shards: changed_json(d / "metadata.json", block_size=8), "metadata.json is not as it was written"),
+], ids=lambda x: x if isinstance(x, str) else "")
+def test_whatever_is_damaged_is_named_and_no_other_token_is_read(small, tmp_path, damage, message):
+  directory = tmp_path / "copy" / "1.0.0"
+  shutil.copytree(small.directory, directory)
+  damage(directory, sorted(directory.glob("*-train.array_record*")))
+  with pytest.raises(packing.DamagedError, match=f"1.0.0: .*{message}.*the copy is damaged: delete") as error:
+    stream_of(packing.load(directory), "train")
+  assert "\n" not in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory):
+  directory = tmp_path_factory.mktemp("small")
+  write_documents(directory)
+  return packing.prepare(data_config(directory), tokenizers.load("bytes"), 16, shard_bytes=600)
+
+
+def test_a_data_set_of_before_there_were_checksums_is_read(small, tmp_path):
+  directory = tmp_path / "copy" / "1.0.0"
+  shutil.copytree(small.directory, directory)
+  metadata = {k: v for k, v in json.loads((directory / "metadata.json").read_text()).items() if k not in ("checksums", "hash")}
+  (directory / "metadata.json").write_text(json.dumps(metadata))
+  assert stream_of(packing.load(directory), "train").tolist() == stream_of(small, "train").tolist()
+
+
+def test_a_data_set_that_lies_under_the_name_of_another_is_refused(tmp_path):
+  write_documents(tmp_path)
+  config, tokenizer = data_config(tmp_path), tokenizers.load("bytes")
+  one, other = (packing.prepare(config, tokenizer, size).directory for size in (8, 16))
+  shutil.rmtree(one)
+  os.rename(other, one)
+  for call in packing.prepare, packing.find:
+    with pytest.raises(packing.DamagedError, match="metadata.json has another block_size than the name of the directory"):
+      call(config, tokenizer, 8)
+
+
+@pytest.mark.parametrize("keeps_size_and_time", [False, True])
+def test_a_source_that_changes_while_it_is_read_gives_no_data_set(tmp_path, monkeypatch, keeps_size_and_time):
+  write_documents(tmp_path)
+  config, tokenizer, changing = data_config(tmp_path), tokenizers.load("bytes"), tmp_path / "text" / "0040.txt"
+  stream, before, time = sources.Files.stream, changing.read_text(), changing.stat().st_mtime_ns
+
+  def changed_on_the_way(self, start=0):
+    for number, document in enumerate(stream(self, start)):
+      if number == 20:
+        changing.write_text(before.replace("word", "wird") if keeps_size_and_time else "other")
+        os.utime(changing, ns=(time, time))
+      yield document
+
+  monkeypatch.setattr(sources.Files, "stream", changed_on_the_way)
+  with pytest.raises(ValueError, match="^data.source: files_0000 has changed while it was being prepared"):
+    packing.prepare(config, tokenizer, 16, part_chars=200)
+  monkeypatch.undo()
+  assert not list((tmp_path / "cache").glob("*/1.0.0"))
+  changing.write_text(before)  # what was read of the other text is not taken for this one's
+  expected = expected_stream(config, tokenizer, "train")
+  assert stream_of(packing.prepare(config, tokenizer, 16, part_chars=200), "train").tolist() == expected[:len(expected) // 16 * 16]
+
+
+@pytest.mark.parametrize("damage", [
+    lambda part: part.write_bytes(part.read_bytes()[:-8]),
+    lambda part: flip(part, 5),
+    lambda part: part.unlink(),
+    lambda part: part.with_suffix(".json").write_text('{"path": "../../../1.0.0'),
+    lambda part: changed_json(part.with_suffix(".json"), stream_documents=1),
+], ids=["cut off", "flipped", "missing", "record", "count"])
+def test_a_damaged_part_of_an_unfinished_preparation_is_made_again(tmp_path, monkeypatch, damage):
+  write_documents(tmp_path)
+  config, tokenizer = data_config(tmp_path), tokenizers.load("bytes")
+  with monkeypatch.context() as patch, pytest.raises(InterruptedError):
+    patch.setattr(packing, "_pack", interrupted)
+    packing.prepare(config, tokenizer, 16, part_chars=300)
+  part = sorted((tmp_path / "cache").glob("*/building/parts_300_*/*.tokens"))[2]
+  damage(part)
+  expected = expected_stream(config, tokenizer, "train")
+  assert stream_of(packing.prepare(config, tokenizer, 16, part_chars=300), "train").tolist() == expected[:len(expected) // 16 * 16]
+
+
+def interrupted(*_):
+  raise InterruptedError
 
 
 # --- other processes ---
@@ -173,10 +287,20 @@ def kill_at(document):
       yield d
   sources.Files.stream = cut_short
 
+def kill_at_shard(shard):
+  write = packing._write_shard
+  def killed(path, prefix, rows):
+    sums = write(path, prefix, rows)
+    if int(path.name.split("-")[-3]) == shard:
+      os.kill(os.getpid(), signal.SIGKILL)
+    return sums
+  packing._write_shard = killed
+
 def main():
   config = ml_collections.ConfigDict(json.loads(sys.argv[1]))
   kill_at(int(sys.argv[2]))
-  packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200)
+  kill_at_shard(int(sys.argv[3]))
+  packed = packing.prepare(config, tokenizers.load("bytes"), 16, part_chars=200, shard_bytes=600)
   rows = loader.Rows(packed, "train")
   print("digest", hashlib.sha256(rows.read(range(len(rows))).tobytes()).hexdigest())
 
@@ -185,11 +309,11 @@ if __name__ == "__main__":
 """
 
 
-def start_preparing(tmp_path, config, kill_at=-1):
+def start_preparing(tmp_path, config, kill_at=-1, kill_at_shard=-1):
   script = tmp_path / "prepare.py"
   script.write_text(PREPARE)
   return subprocess.Popen(
-      [sys.executable, "-W", "error", str(script), config.to_json(), str(kill_at)], stdout=subprocess.PIPE, text=True,
+      [sys.executable, "-W", "error", str(script), config.to_json(), str(kill_at), str(kill_at_shard)], stdout=subprocess.PIPE, text=True,
       env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 
@@ -209,14 +333,14 @@ def is_running(pid):
 def test_preparation_killed_half_way_continues_with_its_finished_parts(tmp_path, workers):
   write_documents(tmp_path, 300)
   process = start_preparing(tmp_path, data_config(tmp_path, workers=workers), kill_at=200)
-  children = process.communicate(timeout=120)[0].removeprefix("workers").split()
+  children = re.search("^workers(.*)$", process.communicate(timeout=120)[0], re.MULTILINE)[1].split()
   assert process.returncode == -signal.SIGKILL and len(children) == workers
   deadline = time.monotonic() + 60
   while any(map(is_running, children)):  # A worker leaves with its parent.
     assert time.monotonic() < deadline
     time.sleep(0.01)
   assert not list((tmp_path / "cache").glob("*/1.0.0"))
-  parts = len(list((tmp_path / "cache").glob("*/building/parts_200/*.json")))
+  parts = len(list((tmp_path / "cache").glob("*/building/parts_200_*/*.json")))
   assert parts > 30
 
   tokenizer = tokenizers.load("bytes")
@@ -228,6 +352,22 @@ def test_preparation_killed_half_way_continues_with_its_finished_parts(tmp_path,
   assert digest(resumed) == digest(whole)
   assert resumed.metadata["splits"] == whole.metadata["splits"]
   assert not (resumed.directory.parent / "building").exists()
+
+
+def test_preparation_killed_between_its_shards_packs_again(tmp_path):
+  write_documents(tmp_path)
+  config, tokenizer = data_config(tmp_path), tokenizers.load("bytes")
+  process = start_preparing(tmp_path, config, kill_at_shard=3)
+  process.communicate(timeout=120)
+  assert process.returncode == -signal.SIGKILL
+  staged, = (tmp_path / "cache").glob("*/building/1.0.0")
+  shards = sorted(staged.glob("*-train.array_record*"))
+  assert len(shards) == 4
+  shards[1].write_bytes(b"")  # as where the machine has lost its power
+  expected = expected_stream(config, tokenizer, "train")
+  packed = packing.prepare(config, tokenizer, 16, part_chars=200, shard_bytes=1200)
+  assert stream_of(packed, "train").tolist() == expected[:len(expected) // 16 * 16]
+  assert {path.name for path in packed.directory.glob("*array_record*")} == packed.metadata["shards"].keys()
 
 
 def test_two_processes_at_once_prepare_one_data_set(tmp_path):

@@ -216,7 +216,7 @@ def refusal(changes):
 def main(directory):
   """Run in a process of its own, where there are eight devices."""
   texts = {f"misfit/{name}": refusal(changes) for name, (changes, _) in MISFITS.items()}
-  arrays, states = {}, {}
+  arrays, states, initial = {}, {}, None
   tokens = np.random.default_rng(0).integers(0, 32, size=(STEPS, 16, 6)).astype(np.int32)
   for name, (devices, axes, changes) in MESHES.items():
     config = tiny_config(mesh=axes, **changes)

@@ -1,9 +1,9 @@
 """The model card of an export: origin, weights, steps, and the evaluations that the run's workdir has of them."""
 
-import json
 import pathlib
 from typing import Any
 
+from aogpt_jax import records
 from aogpt_jax.conversion import published
 
 
@@ -63,7 +63,7 @@ def _evaluation(workdir: pathlib.Path, step: int, weights: str) -> list[str]:
 def _json(path: pathlib.Path) -> dict[str, Any]:
   """A file that an evaluation wrote; {} where it is not there or half written."""
   try:
-    record = json.loads(path.read_text(encoding="utf-8"))
+    record = records.read(path)
   except (OSError, ValueError):
     return {}
   return record if isinstance(record, dict) else {}

@@ -5,6 +5,7 @@ import pathlib
 from typing import Any
 
 from aogpt_jax import hugging_face
+from aogpt_jax import records
 from aogpt_jax.conversion import names
 from aogpt_jax.conversion import published
 
@@ -23,7 +24,7 @@ def read(directory: pathlib.Path) -> tuple[published.Published, str]:
   hugging_face.require_safetensors(str(directory))
   path = directory / CONFIG
   try:
-    fields = json.loads(path.read_text(encoding="utf-8"))
+    fields = records.value(path.read_bytes())
   except OSError as e:
     raise OSError(f"{path}: can't be read ({e.strerror}); give a directory with {CONFIG} and {WEIGHTS}.") from None
   except ValueError as e:

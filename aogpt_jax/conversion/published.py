@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 
 from aogpt_jax import config as config_lib
+from aogpt_jax import records
 from aogpt_jax.conversion import names
 from aogpt_jax.conversion import settings as settings_lib
 
@@ -70,7 +71,7 @@ def check_state(state: dict[str, np.ndarray], model_args: dict[str, Any]) -> tup
       problems.append(f"{p.name} is of shape {x.shape} where model_args want {p.shape}")
     else:
       found[p.name] = x
-  problems += [f"{name} is unexpected" for name in rest]
+  problems += [f"{records.shown(name)} is unexpected" for name in rest]
   if problems:
     more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
     raise ValueError(f"its weights are not those of the {kind} of its model_args: {', '.join(problems[:4])}{more}.")

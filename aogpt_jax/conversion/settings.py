@@ -101,7 +101,9 @@ def _set(config: ml_collections.ConfigDict, path: str, name: str, value: Any) ->
   for parent in parents:
     config = config[parent]
   wanted = type(config[field])
-  is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+  is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < math.inf
+  if is_number and abs(value) > 1e300:  # of an integer, no float
+    raise ValueError(f"{name} is above 1e300; it must be a number that makes sense.")
   if not is_number or wanted(value) != value:
     raise ValueError(f"{name} is {value!r}; it must be a number{' without a fraction' * (wanted is int)}.")
   config[field] = wanted(value)

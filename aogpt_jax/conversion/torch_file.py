@@ -15,6 +15,7 @@ import warnings
 import ml_dtypes
 import numpy as np
 
+from aogpt_jax import records
 from aogpt_jax.conversion import names
 from aogpt_jax.conversion import published
 
@@ -114,6 +115,8 @@ def _named(path: pathlib.Path) -> Iterator[None]:
     yield
   except ValueError as e:
     raise ValueError(f"{path}: {e}") from None
+  except (TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as e:
+    raise ValueError(f"{path}: holds something that no checkpoint of the training script holds ({records.shown(str(e))}).") from None
 
 
 def _load(torch: Any, path: pathlib.Path) -> dict[str, Any]:

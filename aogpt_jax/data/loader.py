@@ -7,15 +7,24 @@ hosts. Every epoch is a new permutation.
 
 from collections.abc import Callable, Iterator, Sequence
 import math
+import zlib
 
 import grain
 import numpy as np
 
+from aogpt_jax import records as records_lib
 from aogpt_jax.data import packing
 
 
 class Rows:
-  """One split of a packed data set: a Grain random-access source of int32 [T] rows; of examples [2, T], tokens and parts."""
+  """One split of a packed data set: a Grain random-access source of int32 [T] rows; of examples [2, T], tokens and parts.
+
+  Each row that is read has the checksum that it was written with: a shard that was damaged, or is another one, is noticed.
+
+  Raises:
+    ValueError: there is no such split.
+    packing.DamagedError: the data set is not as it was prepared.
+  """
 
   def __init__(self, packed: packing.PackedDataset, split: str):
     if split not in packed.num_sequences:
@@ -23,8 +32,15 @@ class Rows:
           f"{packed.directory} has no {split} sequences, only {sorted(packed.num_sequences)}; set "
           f"data.{split}_fraction above 0 and prepare again")
     import tensorflow_datasets as tfds
-    self._records = tfds.builder_from_directory(packed.directory).as_data_source(
-        split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+    self._directory, self._sums = packed.directory, packed.checksums(split)
+    try:
+      self._records = tfds.builder_from_directory(packed.directory).as_data_source(
+          split=split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
+      found = len(self._records)
+    except Exception as e:  # pylint: disable=broad-exception-caught  # damage raises exceptions of many types
+      raise packing.DamagedError(packed.directory, f"can't be opened ({_reason(e)})") from None
+    if found != packed.num_sequences[split]:
+      raise packing.DamagedError(packed.directory, f"has {found} {split} rows instead of {packed.num_sequences[split]}")
     self._prefix = np.frombuffer(bytes.fromhex(packed.metadata["record_prefix"]), np.uint8)
     self._dtype, self._shape = packed.dtype, packed.row_shape
 
@@ -37,17 +53,30 @@ class Rows:
     return self.read([index])[0]
 
   def read(self, indices) -> np.ndarray:
-    """Returns rows `indices`, int32 [n, T] or [n, 2, T]; raises ValueError if a record is not a packed block."""
-    records = self._records.__getitems__([int(i) for i in indices])
-    width = len(self._prefix) + math.prod(self._shape) * self._dtype.itemsize
-    if any(len(record) != width for record in records):
-      raise ValueError(f"a record has not the {width} bytes of a packed block; delete the data set to prepare it again")
+    """Returns rows `indices`, int32 [n, T] or [n, 2, T]; raises DamagedError if one is not as it was written."""
+    indices = [int(i) for i in indices]
+    try:
+      records = self._records.__getitems__(indices)
+    except RuntimeError as e:
+      raise packing.DamagedError(self._directory, f"a row can't be read ({_reason(e)})") from None
     # Every record is the same prefix and then the raw tokens (see packing.py): no need to parse a proto each.
+    skip = len(self._prefix)
+    width = skip + math.prod(self._shape) * self._dtype.itemsize
+    if any(len(record) != width for record in records):
+      raise packing.DamagedError(self._directory, f"a record has not the {width} bytes of a row")
+    if self._sums is not None:
+      for i, record in zip(indices, records):
+        if zlib.crc32(record[skip:]) != self._sums[i]:
+          raise packing.DamagedError(self._directory, f"row {i} is not the one that was written")
     raw = np.frombuffer(b"".join(records), np.uint8).reshape(len(records), width)
-    if (raw[:, :len(self._prefix)] != self._prefix).any():
-      raise ValueError("a record is no packed block; delete the data set to prepare it again")
-    rows = np.ascontiguousarray(raw[:, len(self._prefix):]).view(self._dtype).astype(np.int32)
+    if (raw[:, :skip] != self._prefix).any():
+      raise packing.DamagedError(self._directory, "a record is no row")
+    rows = np.ascontiguousarray(raw[:, skip:]).view(self._dtype).astype(np.int32)
     return rows.reshape(-1, *self._shape)
+
+
+def _reason(e: Exception) -> str:
+  return records_lib.shown(" ".join(f"{type(e).__name__}: {e}".split()))
 
 
 class TrainBatches(Iterator[np.ndarray]):

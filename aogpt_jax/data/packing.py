@@ -15,8 +15,12 @@ NAME ends in a hash of all that determines the tokens, so other text, tokenizer 
 
 Preparation has two stages. Tokenise: the document stream is cut into parts of about PART_CHARS characters and
 each part becomes one file. Pack: the parts are cut into blocks and written as shards. Files appear under their
-name when they are complete (rename), so a killed preparation continues where it was; the directory 1.0.0
+name when they are complete (rename), so a killed preparation continues with the parts that it finished; the directory 1.0.0
 appears last, by rename too. Neither the parts' boundaries nor the number of workers has any effect on the tokens.
+
+What is read is what was written: SPLIT.crc32 has a checksum of each row, which the loader compares (loader.py), and metadata.json
+has those of these files and of itself. Parts are kept for files of the same sizes and times alone; where a file changes while it
+is being read, nothing is prepared.
 """
 
 import collections
@@ -31,6 +35,7 @@ import multiprocessing
 import os
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -38,6 +43,7 @@ import numpy as np
 
 from aogpt_jax import console
 from aogpt_jax import orders
+from aogpt_jax import records
 from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
 
@@ -47,6 +53,13 @@ SHARD_BYTES = 256 << 20
 
 # Raise it when this file starts to cut the same documents into other blocks.
 _FORMAT = 1
+
+
+class DamagedError(OSError):
+  """A packed data set is not as it was prepared; one line, with what to do."""
+
+  def __init__(self, directory: Path, what: str):
+    super().__init__(f"{directory}: {what}; the copy is damaged: delete {directory.parent} to prepare it again")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +72,8 @@ class PackedDataset:
     num_sequences: split -> number of blocks; splits without any are absent.
     metadata: what metadata.json holds: tokenizer, vocab_size, boundary_id, dtype, fingerprints, and per split
       the counts documents, empty_documents, tokens (boundaries included), bytes (UTF-8, without boundaries),
-      sequences, dropped_tokens; of examples also long_documents, which are left out.
+      sequences, dropped_tokens; of examples also long_documents, which are left out. Also `checksums`, by split, of the
+      file of its rows' checksums: two data sets with the same ones have the same tokens. Those of before have none.
   """
 
   directory: Path
@@ -76,6 +90,21 @@ class PackedDataset:
   def row_shape(self) -> tuple[int, ...]:
     """[T]; [2, T] of examples, tokens and parts."""
     return (2, self.block_size) if self.metadata.get("examples") else (self.block_size,)
+
+  def checksums(self, split: str) -> np.ndarray | None:
+    """The CRC-32 of the bytes of each row of tokens, uint32 [N]; None of a data set of before there were any.
+
+    Raises:
+      DamagedError: they are not those that were written.
+    """
+    wanted = self.metadata.get("checksums", {}).get(split)
+    if wanted is None:
+      return None
+    path = self.directory / f"{split}.crc32"
+    data = path.read_bytes() if path.is_file() else b""
+    if hashlib.sha256(data).hexdigest() != wanted:
+      raise DamagedError(self.directory, f"{path.name} is {'not as it was written' if data else 'missing'}")
+    return np.frombuffer(data, "<u4")
 
 
 def prepare(
@@ -96,7 +125,8 @@ def prepare(
     shard_bytes: bytes per array_record file.
 
   Raises:
-    ValueError: a split is smaller than one block, or the cached copy is damaged; and what sources.py raises.
+    ValueError: a split is smaller than one block, or the source has changed while it was read; and what sources.py raises.
+    DamagedError: the cached copy is damaged.
   """
   if block_size < 1:
     raise ValueError(f"block_size={block_size} must be at least 1 token")
@@ -107,12 +137,15 @@ def prepare(
   root = Path(config.cache_dir).expanduser().absolute() / name
   directory = root / VERSION
   if directory.exists():
-    return load(directory)
+    return _load_as(directory, source, tokenizer, block_size)
   root.mkdir(parents=True, exist_ok=True)
   with _lock(root / "lock"):
     if not directory.exists():  # Another process may have finished it while this one waited.
       building = root / "building"
       parts = _tokenise(source, tokenizer, building, config.workers, part_chars, block_size)
+      if sources.documents(config).fingerprint != source.fingerprint:  # by whatever keeps a file's size and time
+        shutil.rmtree(building)
+        raise _changed(source)
       staged = building / VERSION
       _pack(parts, source, tokenizer, block_size, staged, name, config, shard_bytes)
       os.rename(staged, directory)
@@ -121,40 +154,69 @@ def prepare(
       if left_out := sum(count.get("long_documents", 0) for count in splits):
         console.say(f"{left_out} of {left_out + sum(count['documents'] for count in splits)} examples have more than {block_size} "
                     "tokens and are left out")
-  return load(directory)
+  return _load_as(directory, source, tokenizer, block_size)
 
 
 def find(config, tokenizer: tokenizers.Tokenizer, block_size: int) -> PackedDataset | None:
   """The packed data set of `config` where it is in the cache; None where it would have to be prepared.
 
   Raises:
-    ValueError: as `prepare`.
+    ValueError, DamagedError: as `prepare`.
   """
-  name = _name(sources.documents(config), tokenizer, block_size)
-  directory = Path(config.cache_dir).expanduser().absolute() / name / VERSION
-  return load(directory) if directory.exists() else None
+  source = sources.documents(config)
+  directory = Path(config.cache_dir).expanduser().absolute() / _name(source, tokenizer, block_size) / VERSION
+  return _load_as(directory, source, tokenizer, block_size) if directory.exists() else None
 
 
 def load(directory) -> PackedDataset:
-  """Opens a packed data set; raises ValueError if a shard is missing or not of its recorded size."""
+  """Opens a packed data set.
+
+  Raises:
+    FileNotFoundError: there is none.
+    DamagedError: a shard is missing or not of its recorded size, or metadata.json is not as it was written.
+  """
   directory = Path(directory)
   try:
-    metadata = json.loads((directory / "metadata.json").read_text())
-  except FileNotFoundError:
+    metadata = records.value((directory / "metadata.json").read_bytes())
+    if metadata.get("hash", "") not in ("", _hash(metadata)):
+      raise ValueError("is not as it was written")
+    packed = PackedDataset(
+        directory=directory,
+        block_size=int(metadata["block_size"]),
+        num_sequences={split: c["sequences"] for split, c in metadata["splits"].items() if c["sequences"]},
+        metadata=metadata,
+    )
+    shards = dict(metadata["shards"])
+  except (FileNotFoundError, NotADirectoryError):
     raise FileNotFoundError(f"{directory} is no packed data set (no metadata.json); prepare it first") from None
-  for shard, size in metadata["shards"].items():
-    path = directory / shard
+  except (ValueError, TypeError, KeyError, AttributeError) as e:
+    raise DamagedError(directory, f"metadata.json {e if type(e) is ValueError else 'is not as it was written'}") from None
+  for shard, size in shards.items():
+    path = directory / Path(shard).name
     found = path.stat().st_size if path.exists() else "no"
     if found != size:
-      raise ValueError(
-          f"{path}: {found} bytes instead of {size}; the copy is damaged: delete {directory.parent} to prepare it "
-          "again")
-  return PackedDataset(
-      directory=directory,
-      block_size=metadata["block_size"],
-      num_sequences={split: c["sequences"] for split, c in metadata["splits"].items() if c["sequences"]},
-      metadata=metadata,
-  )
+      raise DamagedError(directory, f"{path.name} has {found} bytes instead of {size}")
+  return packed
+
+
+def _load_as(directory: Path, source: sources.Source, tokenizer: tokenizers.Tokenizer, block_size: int) -> PackedDataset:
+  """Opens the packed data set of a source; raises DamagedError where the directory holds another one."""
+  packed = load(directory)
+  wanted = dict(source_fingerprint=source.fingerprint, tokenizer_fingerprint=tokenizer.fingerprint, block_size=block_size)
+  for field, value in wanted.items():
+    if packed.metadata.get(field) != value:
+      raise DamagedError(directory, f"metadata.json has another {field} than the name of the directory")
+  return packed
+
+
+def _hash(record: Mapping[str, object]) -> str:
+  """Of what a JSON file holds, but for this hash in it."""
+  return hashlib.sha256(json.dumps({k: v for k, v in record.items() if k != "hash"}, sort_keys=True).encode()).hexdigest()
+
+
+def _changed(source: sources.Source) -> ValueError:
+  return ValueError(f"data.source: {source.name} has changed while it was being prepared, so that its tokens would be of no one "
+                    "state of it; start again when nothing writes to its files any more")
 
 
 def _name(source: sources.Source, tokenizer: tokenizers.Tokenizer, block_size: int) -> str:
@@ -181,16 +243,24 @@ def _lock(path: Path) -> Iterator[None]:
 
 def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, block_size: int) -> list[dict]:
   """Writes the missing parts and returns the records of all, in order."""
-  # Parts of another size have other boundaries and cannot be mixed.
-  directory = building / f"parts_{part_chars}"
+  # Parts of another size have other boundaries, and those of files that have changed since may have another text: none are mixed.
+  stamp = source.stamp()
+  directory = building / f"parts_{part_chars}_{stamp[:16]}"
+  for other in building.glob("parts_*"):
+    if other != directory:
+      shutil.rmtree(other)
   directory.mkdir(parents=True, exist_ok=True)
+  for path in directory.glob("*.json"):  # of a process that was killed
+    record = _part_record(directory, int(path.stem)) if path.stem.isdecimal() else None
+    if record is None or zlib.crc32(record["path"].read_bytes()) != record["crc32"]:
+      path.unlink()
   finished = start = 0
   while (record := _part_record(directory, finished)) is not None:
     start += record["stream_documents"]
     finished += 1
   jobs = (
       (directory, index, documents)
-      for index, documents in _parts(source, start, finished, part_chars)
+      for index, documents in _parts(source, start, finished, part_chars, stamp)
       # Workers finish out of order, so a later part may be there already.
       if _part_record(directory, index) is None)
   _run(jobs, tokenizer, workers, block_size if source.has_examples else 0)
@@ -200,8 +270,8 @@ def _tokenise(source, tokenizer, building: Path, workers: int, part_chars: int, 
   return parts
 
 
-def _parts(source, start: int, index: int, part_chars: int) -> Iterator[tuple[int, list[tuple]]]:
-  """Groups the documents from number `start` on: yields (index, [(split, text or pieces)])."""
+def _parts(source, start: int, index: int, part_chars: int, stamp: str) -> Iterator[tuple[int, list[tuple]]]:
+  """Groups the documents from number `start` on: yields (index, [(split, text or pieces)]), all of files with this stamp."""
   progress = console.Share(f"tokenising {source.name}")
   documents, chars = [], 0
   for document in source.stream(start):
@@ -209,8 +279,12 @@ def _parts(source, start: int, index: int, part_chars: int) -> Iterator[tuple[in
     chars += len(document.text)
     progress(document.fraction)
     if chars >= part_chars:
+      if source.stamp() != stamp:
+        raise _changed(source)
       yield index, documents
       index, documents, chars = index + 1, [], 0
+  if source.stamp() != stamp:
+    raise _changed(source)
   if documents:
     yield index, documents
 
@@ -304,19 +378,20 @@ def _write_examples(directory: Path, index: int, documents: list[tuple], tokeniz
 
 def _write_tokens(directory: Path, index: int, tokens: dict[str, list[np.ndarray]], counts: dict[str, dict], documents: int):
   data = b"".join(ids.tobytes() for split in sources.SPLITS for ids in tokens[split])
-  path = directory / f"{index:06d}.tokens"
-  _write_atomically(path, data)
-  record = dict(path=path.name, stream_documents=documents, splits=counts)
-  _write_atomically(directory / f"{index:06d}.json", json.dumps(record).encode())
+  _write_atomically(directory / f"{index:06d}.tokens", data)
+  record = dict(stream_documents=documents, splits=counts, bytes=len(data), crc32=zlib.crc32(data))
+  _write_atomically(directory / f"{index:06d}.json", json.dumps(record | {"hash": _hash(record)}).encode())
 
 
 def _part_record(directory: Path, index: int) -> dict | None:
-  """Returns what _write_part recorded, or None for a part that is not complete."""
+  """Returns what _write_part recorded, with the `path` of the tokens; None for a part that is not complete."""
+  path = directory / f"{index:06d}.tokens"
   try:
-    record = json.loads((directory / f"{index:06d}.json").read_text())
-  except FileNotFoundError:
+    record = records.value(path.with_suffix(".json").read_bytes())
+    is_whole = record["hash"] == _hash(record) and path.stat().st_size == record["bytes"]
+  except (OSError, ValueError, TypeError, KeyError, AttributeError):  # not there, damaged, or of before there were checksums
     return None
-  return dict(record, path=directory / record["path"])
+  return dict(record, path=path) if is_whole else None
 
 
 def _write_atomically(path: Path, data: bytes):
@@ -336,7 +411,8 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
   import tensorflow_datasets as tfds
   counts = _count(parts, block_size, config)
   shape = (2, block_size) if source.has_examples else (block_size,)
-  directory.mkdir(parents=True, exist_ok=True)
+  shutil.rmtree(directory, ignore_errors=True)  # of a process that was killed: packing takes far less time than tokenising
+  directory.mkdir(parents=True)
   features = tfds.features.FeaturesDict({
       "tokens": tfds.features.Tensor(shape=shape, dtype=tokenizer.dtype.type, encoding="bytes")})
   # With encoding="bytes" and a fixed shape every record is the same few bytes followed by the tokens.
@@ -344,7 +420,7 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
   row_bytes = row * tokenizer.dtype.itemsize
   prefix = features.serialize_example({"tokens": np.zeros(shape, tokenizer.dtype)})[:-row_bytes]
   per_shard = max(shard_bytes // (len(prefix) + row_bytes), 1)
-  split_infos, shards = [], {}
+  split_infos, shards, checksums = [], {}, {}
   total = sum(c["sequences"] for c in counts.values())
   done, progress = 0, console.Share(f"packing {source.name}")
   for split in sources.SPLITS:
@@ -355,13 +431,18 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
         data_dir=directory, dataset_name=name, split=split, filetype_suffix="array_record")
     starts = range(0, sequences, per_shard)
     lengths = [min(per_shard, sequences - start) for start in starts]
+    sums = []
     for shard, (start, length) in enumerate(zip(starts, lengths)):
       path = Path(template.sharded_filepath(shard_index=shard, num_shards=len(lengths)))
-      if not path.exists():
-        _write_shard(path, prefix, _rows(parts, split, tokenizer.dtype, row, start, length))
+      sums += _write_shard(path, prefix, _rows(parts, split, tokenizer.dtype, row, start, length))
       shards[path.name] = path.stat().st_size
       done += length
       progress(done / total)
+    if len(sums) != sequences:
+      raise OSError(f"{parts[0]['path'].parent}: has {len(sums)} {split} rows instead of {sequences}; start again")
+    data = np.asarray(sums, "<u4").tobytes()
+    _write_atomically(directory / f"{split}.crc32", data)
+    checksums[split] = hashlib.sha256(data).hexdigest()
     split_infos.append(tfds.core.SplitInfo(
         name=split, shard_lengths=lengths, num_bytes=sequences * (len(prefix) + row_bytes),
         filename_template=template))
@@ -377,8 +458,10 @@ def _pack(parts, source, tokenizer, block_size, directory: Path, name: str, conf
       splits=counts,
       record_prefix=prefix.hex(),
       shards=shards,
+      checksums=checksums,
       **(dict(examples=True) if source.has_examples else {}),
   )
+  metadata["hash"] = _hash(metadata)
   tfds.folder_dataset.write_metadata(
       data_dir=directory,
       features=features,
@@ -446,12 +529,16 @@ def _rows(parts, split: str, dtype: np.dtype, block_size: int, start: int, lengt
     carry = np.array(tokens[whole:])
 
 
-def _write_shard(path: Path, prefix: bytes, rows: Iterator[np.ndarray]):
+def _write_shard(path: Path, prefix: bytes, rows: Iterator[np.ndarray]) -> list[int]:
+  """Returns the CRC-32 of each row's bytes."""
   from array_record.python import array_record_module
-  temporary = path.with_name(path.name + ".tmp")
   # One record per group gives random access. Uncompressed doubles the reading speed; BPE tokens are dense anyway.
-  writer = array_record_module.ArrayRecordWriter(str(temporary), "group_size:1,uncompressed")
+  writer, sums = array_record_module.ArrayRecordWriter(str(path), "group_size:1,uncompressed"), []
   for row in rows:
-    writer.write(prefix + row.tobytes())
+    data = row.tobytes()
+    writer.write(prefix + data)
+    sums.append(zlib.crc32(data))
   writer.close()
-  os.rename(temporary, path)
+  with open(path, "rb") as f:
+    os.fsync(f.fileno())  # what is renamed to be a data set lies on the disk
+  return sums

@@ -38,11 +38,14 @@ import sysconfig
 import tokenize
 import urllib.request
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from google.protobuf import json_format
+
+from aogpt_jax import records
 
 SPLITS = ("train", "validation", "test")
 
@@ -73,12 +76,21 @@ class Source:
     fingerprint: sha256 hex digest; changes when any document, its order or its split may have changed.
     is_shuffled: whether documents are in another order than the data set was published in.
     has_examples: whether documents are examples, in pieces of which some are given.
+    files: that documents are read from.
   """
 
   name: str
   fingerprint: str
   is_shuffled: bool = False
   has_examples: bool = False
+  files: Sequence[str] = ()
+
+  def stamp(self) -> str:
+    """Of names, sizes and times of the files as they are now, 64 hexadecimal digits; another one where one was written to."""
+    digest = hashlib.sha256()
+    for path in self.files:
+      digest.update(_stat(path, os.stat(path)))
+    return digest.hexdigest()
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     """Yields all documents of all splits in a fixed order, from number `start` on; texts may be empty."""
@@ -128,8 +140,12 @@ def _fingerprint(settings: dict, paths: Iterable[str]) -> str:
       with open(path, "rb") as f:
         digest.update(hashlib.file_digest(f, "sha256").digest())
     else:
-      digest.update(f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode())
+      digest.update(_stat(path, stat))
   return digest.hexdigest()
+
+
+def _stat(path: str, stat: os.stat_result) -> bytes:
+  return f"{path}\0{stat.st_size}\0{stat.st_mtime_ns}\0".encode(errors="surrogateescape")
 
 
 # --- stdlib -----------------------------------------------------------------------------------------
@@ -157,9 +173,9 @@ class Stdlib(Source):
       raise FileNotFoundError(
           f"data.source={self.name!r}: no .py files under {root} (a zipped standard library?); use another "
           "Python or data.source='files:GLOB'")
+    self.files = [str(path) for _, path in self._modules]
     self.fingerprint = _fingerprint(
-        {"source": self.name, "fractions": self._fractions, "modules": [m for m, _ in self._modules]},
-        [path for _, path in self._modules])
+        {"source": self.name, "fractions": self._fractions, "modules": [m for m, _ in self._modules]}, self.files)
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     number = 0
@@ -294,33 +310,33 @@ class Files(Source):
 
   def __init__(self, config, pattern: str, by_lines: bool = False):
     paths = glob.glob(os.path.expanduser(pattern), recursive=True)
-    self._paths = sorted(path for path in paths if os.path.isfile(path))
+    self.files = sorted(path for path in paths if os.path.isfile(path))
     self._by_lines = by_lines
     kind = "lines" if by_lines else "files"
     if os.path.isdir(os.path.expanduser(pattern)):
       raise FileNotFoundError(f"data.source='{kind}:{pattern}' is a directory; name its files: '{kind}:{pattern}/**/*.txt'")
-    if not self._paths:
+    if not self.files:
       raise FileNotFoundError(
           f"data.source='{kind}:{pattern}' matches no file (from {os.getcwd()}); check the pattern and quote "
           "it in the shell")
-    stem = re.sub(r"[^a-z0-9]+", "_", Path(self._paths[0]).name.split(".")[0].lower()).strip("_")
+    stem = re.sub(r"[^a-z0-9]+", "_", Path(self.files[0]).name.split(".")[0].lower()).strip("_")
     self.name = f"files_{stem}" if stem else "files"
     self._text_field = config.text_field
     self._fields = (config.prompt_field, config.completion_field) if config.prompt_field else ()
     self.has_examples = bool(self._fields)
-    for path in self._paths if self.has_examples else ():
+    for path in self.files if self.has_examples else ():
       if by_lines or not is_records(path):
         raise ValueError(f"{path}: has no records with the field data.prompt_field={config.prompt_field!r}; give "
                          f"'files:GLOB' of {', '.join(_RECORDS)}")
     self._fractions = (config.validation_fraction, config.test_fraction)
     settings = {"source": "files", "fractions": self._fractions, "text_field": self._text_field,
-                "kinds": [self._kind(path) for path in self._paths]}
-    self.fingerprint = _fingerprint(settings | ({"fields": self._fields} if self._fields else {}), self._paths)
+                "kinds": [self._kind(path) for path in self.files]}
+    self.fingerprint = _fingerprint(settings | ({"fields": self._fields} if self._fields else {}), self.files)
 
   def stream(self, start: int = 0) -> Iterator[Document]:
-    total = sum(os.path.getsize(path) for path in self._paths) or 1
+    total = sum(os.path.getsize(path) for path in self.files) or 1
     number = done = 0
-    for path in self._paths:
+    for path in self.files:
       size = os.path.getsize(path)
       for key, text, fraction in self._file(path):
         if number >= start:
@@ -347,7 +363,7 @@ class Files(Source):
         texts = self._csv(f, path) if kind == "csv" else self._lines(f, path, kind)
         for where, text in texts:
           yield where, text, min(raw.tell() / size, 1.0)
-      except (gzip.BadGzipFile, EOFError) as e:
+      except (gzip.BadGzipFile, EOFError, zlib.error) as e:
         raise ValueError(f"{path}: not a complete gzip file ({e}); download or compress it again") from None
 
   def _lines(self, file, path: str, kind: str) -> Iterator[tuple[str, str]]:
@@ -374,7 +390,7 @@ class Files(Source):
                            "first line")
         yield where, _pieces(*values, where) if self._fields else values[0]
     except csv.Error as e:
-      raise ValueError(f"{path}:{reader.line_num}: not CSV ({e}); quote fields that hold quotes or line ends") from None
+      raise ValueError(f"{path}:{reader.line_num}: not CSV ({records.shown(str(e))}); quote fields that hold quotes or line ends") from None
     except UnicodeDecodeError as e:
       raise ValueError(f"{path}: invalid UTF-8 after line {reader.line_num} ({e.object[e.start]:#04x}); re-encode the file, for "
                        f"example: iconv -f latin1 -t utf-8 {os.path.basename(path)} > fixed.csv") from None
@@ -390,9 +406,9 @@ class Files(Source):
   def _of_json(self, line: str, where: str) -> str | tuple[tuple[str, bool], ...]:
     """The text or the pieces of a record."""
     try:
-      record = json.loads(line)
-    except json.JSONDecodeError as e:
-      raise ValueError(f"{where}: not JSON ({e.msg} at column {e.colno}); each line must be one object") from None
+      record = records.value(line)
+    except ValueError as e:
+      raise ValueError(f"{where}: not JSON ({e}); each line must be one object") from None
     if not isinstance(record, dict):
       raise ValueError(f"{where}: a JSON {type(record).__name__}, not an object with the field "
                        f"{(self._fields or (self._text_field,))[0]!r}")
@@ -574,11 +590,9 @@ class Tfds(Source):
         0.0 if named[split] else config[f"{split}_fraction"] for split in ("validation", "test"))
     self._check_splits()
     self.is_shuffled = not self._builder.info.disable_shuffling
-    directory = self._builder.data_dir
+    self.files = sorted(str(p) for p in Path(self._builder.data_dir).iterdir() if p.is_file())
     self.fingerprint = _fingerprint(
-        {"source": "tfds", "name": name, "field": self._field, "splits": self._splits,
-         "fractions": self._fractions},
-        sorted(str(p) for p in Path(directory).iterdir() if p.is_file()))
+        {"source": "tfds", "name": name, "field": self._field, "splits": self._splits, "fractions": self._fractions}, self.files)
 
   def stream(self, start: int = 0) -> Iterator[Document]:
     import tensorflow_datasets as tfds

@@ -43,7 +43,10 @@ def main(argv: list[str]) -> None:
   path = page.with_suffix("") / "results.json"
   if _REDRAW.value and not path.is_file():
     sys.exit(f"error: --redraw: there is no {path}; leave it out to train and to measure.")
-  kept, failed = measurements.Kept(path), {}
+  try:
+    kept, failed = measurements.Kept(path), {}
+  except ValueError as e:
+    sys.exit(f"error: {e}")
   if not _REDRAW.value:
     config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = pathlib.Path(flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}")

@@ -10,6 +10,7 @@ import jax
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import records
 from aogpt_jax import run as run_lib
 from aogpt_jax import sweep
 from aogpt_jax.conversion import fingerprint
@@ -40,7 +41,14 @@ class Kept:
     self._path = path
     self.results = {"about": {"core_seconds": 0}, "units": {}, **{name: [] for name in SECTIONS}}
     if path.is_file():
-      self.results = json.loads(path.read_text(encoding="utf-8"))
+      self.results = records.read(path)
+      try:
+        are_there = self.results["about"]["core_seconds"] >= 0 and isinstance(self.results["units"], dict) and all(
+            isinstance(cell, dict) for name in SECTIONS for cell in [*self.results[name]])
+      except (TypeError, KeyError, AttributeError):
+        are_there = False
+      if not are_there:
+        raise ValueError(f"{path}: is not as it was written; restore it, or move it away to measure all again.")
 
   def has(self, section: str, key: dict[str, Any]) -> bool:
     """Whether the cells of a key are there."""

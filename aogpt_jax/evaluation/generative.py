@@ -14,6 +14,7 @@ from typing import Any
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import records
 from aogpt_jax import samplers
 from aogpt_jax.data import tokenizers
 from aogpt_jax.evaluation import generative_sweep
@@ -99,7 +100,7 @@ def read_samples(pattern: str) -> tuple[list[Sample], dict[str, str]]:
 
 def _sample(line: str, name: str) -> Sample:
   try:
-    record = json.loads(line)
+    record = records.value(line)
     record["text"].encode()  # no half of a surrogate pair, which is no text
   except (ValueError, TypeError, KeyError, AttributeError):
     raise ValueError(f'{name}: is no JSON object with a text in the field "text", as {{"text": "Once upon a time"}}.') from None

@@ -20,6 +20,7 @@ import numpy as np
 from aogpt_jax import cluster
 from aogpt_jax import console
 from aogpt_jax import pictures
+from aogpt_jax import records as records_lib
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import judge as judge_lib
 from aogpt_jax.evaluation import published
@@ -114,10 +115,11 @@ def _compilations() -> Iterator[list[str]]:
 
 def _records(path: pathlib.Path) -> Iterator[dict[str, Any]]:
   """The cells in a file; a line that an interrupt has cut off is none."""
-  for line in path.read_text(encoding="utf-8").split("\n") if path.exists() else ():
-    with contextlib.suppress(json.JSONDecodeError):
-      if line:
-        yield json.loads(line)
+  for line in path.read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else ():
+    with contextlib.suppress(ValueError):
+      record = records_lib.value(line)
+      if isinstance(record, dict) and "settings" in record:
+        yield record
 
 
 def summary(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

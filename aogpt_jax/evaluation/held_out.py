@@ -9,7 +9,6 @@ import math
 import pathlib
 import re
 from typing import Any
-import zipfile
 
 import jax
 import ml_collections
@@ -18,6 +17,7 @@ import numpy as np
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
 from aogpt_jax import orders
+from aogpt_jax import records
 from aogpt_jax import sharding
 from aogpt_jax.data import baselines
 from aogpt_jax.data import loader
@@ -185,9 +185,9 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], Report, baselines.Entropie
     ValueError: it is no such file.
     OSError: it can't be read.
   """
-  record = json.loads(path.read_text(encoding="utf-8"))
+  record = records.read(path)
   by_sequence = {}
-  with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile):  # not there, or damaged
+  with contextlib.suppress(Exception):  # not there, or damaged, which raises exceptions of many types
     with np.load(path.with_suffix(".npz")) as arrays:
       by_sequence = dict(arrays)
   number = lambda value: {name: math.nan if x is None else x for name, x in value.items()}
@@ -203,19 +203,19 @@ def read(path: pathlib.Path) -> tuple[dict[str, Any], Report, baselines.Entropie
     if not names:
       raise KeyError("a likelihood")
     return record, found, baselines.Entropies(**record["entropies"])
-  except (TypeError, KeyError, AttributeError) as e:
-    raise ValueError(f"{path}: is no evaluation of this version ({e})") from None
+  except (TypeError, KeyError, AttributeError, ValueError) as e:
+    raise ValueError(f"{path}: is no evaluation of this version ({records.shown(str(e))})") from None
 
 
 def is_done(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> bool:
   """Whether a workdir holds the evaluation that a config asks for, of the last step of a run with this config."""
   try:
-    record = json.loads(_json_path(workdir, config).read_text(encoding="utf-8"))
+    record = records.read(_json_path(workdir, config))
     theirs = config_lib.completed(config_lib.from_dict(record["config"]))
-  except (OSError, ValueError, KeyError):  # not there, half written, or of a version that did not say
+    same = not config_lib.differences(config, theirs) and config_lib.flat(theirs.eval) == config_lib.flat(config.eval)
+    return same and record["step"] >= config.steps
+  except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not there, damaged, or of a version that did not say
     return False
-  same = not config_lib.differences(config, theirs) and config_lib.flat(theirs.eval) == config_lib.flat(config.eval)
-  return same and record["step"] >= config.steps
 
 
 def _json_path(workdir: pathlib.Path, config: ml_collections.ConfigDict) -> pathlib.Path:

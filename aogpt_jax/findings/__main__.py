@@ -42,21 +42,6 @@ def about(config_flag: str, units: list[dict[str, Any]], core_seconds: float) ->
       "versions": f"Python {platform.python_version()}, JAX {jax.__version__}"}
 
 
-def train(waiting: list[sweep.Unit], workdir: pathlib.Path, before: float) -> tuple[dict[str, int], float]:
-  """Runs units; returns those that failed, and the CPU seconds that all starts together took, with those of `before` this workdir."""
-  workdir.mkdir(parents=True, exist_ok=True)
-  path = workdir / "core_seconds.json"
-  before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else before
-  used = lambda: sum(os.times()[2:4])  # by the units' processes, which is the same beside other work
-  begin = used()
-  try:
-    failed = sweep.run(waiting, sweep.JOBS.value)
-  finally:
-    seconds = before + used() - begin
-    path.write_text(json.dumps(seconds), encoding="utf-8")
-  return failed, seconds
-
-
 def main(argv: list[str]) -> None:
   if len(argv) > 1:
     sys.exit(f"error: unknown arguments: {' '.join(argv[1:])}")
@@ -67,7 +52,10 @@ def main(argv: list[str]) -> None:
   if _REDRAW.value:
     if not kept.is_file():
       sys.exit(f"error: --redraw: there is no {kept}; leave it out to train.")
-    record = json.loads(kept.read_text(encoding="utf-8"))
+    try:
+      record = results_lib.read(kept)
+    except ValueError as e:
+      sys.exit(f"error: {e}")
   else:
     config_flag = config_flags.get_config_filename(flags.FLAGS["config"])
     workdir = pathlib.Path(flags.FLAGS.workdir or f"runs/{pathlib.Path(config_flag.partition(':')[0]).stem}")
@@ -76,16 +64,16 @@ def main(argv: list[str]) -> None:
       strange = [unit.name for unit in units if not unit.name.rpartition("-")[2].isdigit()]
       if strange:
         raise config_lib.ConfigError(f"unit {strange[0]!r}: is not named ARM-SEED, as uniform-0.")
+      before = results_lib.read(kept) if kept.is_file() else {"about": {"core_seconds": 0}, "units": []}
     except (ValueError, TypeError) as e:
       sys.exit(f"error: {e}")
-    before = json.loads(kept.read_text(encoding="utf-8")) if kept.is_file() else {"about": {"core_seconds": 0}, "units": []}
     results = {(result["arm"], result["seed"], result.get("config")): result for result in before["units"]}
     is_kept = lambda unit: results_lib.key(unit) in results
     waiting = [unit for unit in units if not is_kept(unit) and not held_out.is_done(unit.workdir, unit.config)]
     console.say(f"findings: {len(units) - len(waiting)} of {len(units)} units of {config_flag} are finished in {workdir} or kept in "
                 f"{kept}")
     try:
-      failed, seconds = train(waiting, workdir, before["about"]["core_seconds"])
+      failed, seconds = sweep.timed(waiting, workdir, before["about"]["core_seconds"], sweep.JOBS.value)
     except KeyboardInterrupt:
       sys.exit("interrupted; the same command goes on")
     found = [results[results_lib.key(unit)] if is_kept(unit) else results_lib.collect(unit) for unit in units

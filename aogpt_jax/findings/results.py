@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import pathlib
 from typing import Any
 
 import jax
@@ -9,9 +10,27 @@ import ml_collections
 
 from aogpt_jax import config as config_lib
 from aogpt_jax import models
+from aogpt_jax import records
 from aogpt_jax import sweep
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.training import step as step_lib
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+  """The results that are kept beside a page, `about` and `units`.
+
+  Raises:
+    ValueError: they are not as they were written.
+  """
+  record = records.read(path)
+  try:
+    are_there = record["about"]["core_seconds"] >= 0 and {*map(type, record["units"])} <= {dict} and all(
+        type(unit["arm"]) is str and type(unit["seed"]) is int and type(unit.get("config", "")) is str for unit in record["units"])
+  except (TypeError, KeyError, AttributeError):
+    are_there = False
+  if not are_there:
+    raise ValueError(f"{path}: is not as it was written; restore it, or move it away to train all units again.")
+  return record
 
 
 def digest(config: ml_collections.ConfigDict) -> str:

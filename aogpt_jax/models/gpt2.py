@@ -5,7 +5,6 @@ Radford et al., "Language Models are Unsupervised Multitask Learners" (2019).
 
 import functools
 import hashlib
-import json
 import pathlib
 import re
 from typing import Any
@@ -18,6 +17,7 @@ import numpy as np
 
 from aogpt_jax import attention
 from aogpt_jax import hugging_face
+from aogpt_jax import records
 
 # What config.json may say where it says anything; all else that it could say would be another network.
 _FIXED = {
@@ -126,7 +126,7 @@ def load(name: str, dtype: Any = jnp.float32) -> tuple[GPT2, Any]:
     for key, x in hugging_face.tensors(file):
       short = key.removeprefix("transformer.")
       if short in tensors:
-        raise ValueError(f"{file}: has {key}, which another file of the directory has too; keep the files of one model.")
+        raise ValueError(f"{file}: has {records.shown(key)}, which another file of the directory has too; keep the files of one model.")
       if not _BUFFER.fullmatch(short):
         tensors[short] = x.astype(np.float32)
   return model, _params(model, tensors, directory)
@@ -161,24 +161,29 @@ def _download(name: str) -> pathlib.Path:
 def _model(path: pathlib.Path, dtype: Any) -> GPT2:
   """The module that a config.json describes."""
   try:
-    config = json.loads(path.read_text(encoding="utf-8"))
-  except json.JSONDecodeError as e:
-    raise ValueError(f"{path}: is not JSON ({e}); download or save it again.") from None
+    config = records.read(path)
   except OSError as e:
     raise FileNotFoundError(f"{path}: can't be read ({e.strerror}); it belongs beside the *.safetensors.") from None
+  except ValueError as e:
+    raise ValueError(f"{e}; download or save it again.") from None
+  if not isinstance(config, dict):
+    raise ValueError(f"{path}: holds a {type(config).__name__}, not the fields of a GPT-2; download or save it again.")
   for field, value in _FIXED.items():
     if config.get(field, value) != value:
       raise ValueError(f"{path}: {field} is {config[field]!r}; this GPT-2 has {value!r} alone.")
   names = {"layers": "n_layer", "width": "n_embd", "heads": "n_head", "block_size": "n_positions", "vocab_size": "vocab_size"}
   for field in names.values():
-    if type(config.get(field)) is not int or config[field] < 1:
-      raise ValueError(f"{path}: {field} is {config.get(field)!r}; it must be a number of at least 1.")
+    if type(config.get(field)) is not int or not 1 <= config[field] < 2**24:
+      raise ValueError(f"{path}: {field} is {config.get(field)!r}; it must be a number from 1 to {2**24 - 1:,}.")
   fields = {ours: config[theirs] for ours, theirs in names.items()}
   if fields["width"] % fields["heads"]:
     raise ValueError(f"{path}: n_head = {fields['heads']} does not divide n_embd = {fields['width']}.")
   if config.get("n_inner") not in (None, 4 * fields["width"]):
     raise ValueError(f"{path}: n_inner is {config['n_inner']}; this GPT-2 has 4 * n_embd = {4 * fields['width']} alone.")
-  return GPT2(**fields, eps=config.get("layer_norm_epsilon", 1e-5), dtype=jnp.dtype(dtype))
+  eps = config.get("layer_norm_epsilon", 1e-5)
+  if type(eps) is not float or not 0 < eps < 1:
+    raise ValueError(f"{path}: layer_norm_epsilon is {eps!r}; it must be a number between 0 and 1.")
+  return GPT2(**fields, eps=eps, dtype=jnp.dtype(dtype))
 
 
 def _params(model: GPT2, tensors: dict[str, np.ndarray], directory: pathlib.Path) -> Any:
@@ -186,6 +191,9 @@ def _params(model: GPT2, tensors: dict[str, np.ndarray], directory: pathlib.Path
   head = tensors.pop(_HEAD, None)
   if head is not None and not np.array_equal(head, tensors.get("wte.weight")):
     raise ValueError(f"{directory}: {_HEAD} is not the token table wte.weight; this GPT-2 has a tied head alone.")
+  if model.layers > len(tensors):  # more than can be looked for one by one
+    raise ValueError(f"{directory}: has {len(tensors)} tensors, and n_layer of config.json is {model.layers}; give the weights of "
+                     "one GPT-2 with its own config.json.")
   shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 1), jnp.int32)))["params"]
   problems, flat = [], {}
   for ours, x in traverse_util.flatten_dict(shapes, sep="/").items():
@@ -200,7 +208,7 @@ def _params(model: GPT2, tensors: dict[str, np.ndarray], directory: pathlib.Path
       parts.append(part)
     if not problems:
       flat[ours] = np.stack(parts) if stacked else parts[0]
-  problems += [f"{key} is unexpected" for key in tensors]
+  problems += [f"{records.shown(key)} is unexpected" for key in tensors]
   if problems:
     more = f" and {len(problems) - 4} more" if len(problems) > 4 else ""
     raise ValueError(f"{directory}: its tensors are not those of a GPT-2 of config.json: {', '.join(problems[:4])}{more}; give "

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 import dataclasses
-import json
 import logging
 import pathlib
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import ml_collections
 
 from aogpt_jax import config as config_lib
+from aogpt_jax import records as records_lib
 from aogpt_jax.data import baselines
 from aogpt_jax.evaluation import held_out
 from aogpt_jax.evaluation import zero_shot
@@ -107,7 +107,7 @@ def names(workdirs: Sequence[pathlib.Path]) -> list[str]:
 
 
 def _json(path: pathlib.Path) -> Any:
-  return json.loads(path.read_text(encoding="utf-8"))
+  return records_lib.read(path)
 
 
 def _attempt(problems: list[str], path: pathlib.Path, reader: Callable[[pathlib.Path], Any]) -> Any:
@@ -126,7 +126,7 @@ def _lines(path: pathlib.Path, problems: list[str], without: str) -> list[dict[s
   if not path.exists():
     problems.append(f"{path.name} is not there: {without}")
     return []
-  records, damaged, count = metrics.parse(path)
+  records, damaged, count = records_lib.of_steps(path)
   if damaged == [count]:
     problems.append(f"{path.name}: the last line is cut off and is passed over, as a process leaves it that is killed, or that is "
                     "writing it")
@@ -143,7 +143,7 @@ def _samples(path: pathlib.Path) -> list[dict[str, Any]]:
   texts = []
   for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
     try:
-      record = json.loads(line)
+      record = records_lib.value(line)
     except ValueError:
       continue
     if isinstance(record, dict) and isinstance(record.get("text"), str):

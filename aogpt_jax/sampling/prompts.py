@@ -5,7 +5,6 @@ In a text, [[n]] stands for n tokens to be drawn, e.g. "The [[12]] of the librar
 
 from collections.abc import Iterator
 import dataclasses
-import json
 import pathlib
 import re
 import sys
@@ -15,9 +14,10 @@ import ml_collections
 import numpy as np
 
 from aogpt_jax import console
+from aogpt_jax import records
 from aogpt_jax.data import tokenizers
 
-_BLANK = re.compile(r"\[\[(\d+)\]\]")
+_BLANK = re.compile(r"\[\[0*(\d+)\]\]")
 STANDARD_INPUT = "-"
 
 
@@ -66,7 +66,7 @@ def parse(text: str, tokenizer: tokenizers.Tokenizer, length: int, block_size: i
   pieces = _BLANK.split(text)  # text, number, text, number, ..., text
   for i, piece in enumerate(pieces):
     try:
-      ids = [0] * min(int(piece), block_size + 1) if i % 2 else tokenizer.encode(piece).tolist()
+      ids = [0] * min(int(piece[:18]), block_size + 1) if i % 2 else tokenizer.encode(piece).tolist()
     except UnicodeEncodeError as e:
       raise ValueError(f"{name}: has {piece[e.start]!r}, which is no character; write the prompt in UTF-8.") from None
     tokens += ids
@@ -132,9 +132,9 @@ def _read(path: str, field: str) -> bytes:
 def _field_of_json(line: str, name: str) -> str:
   fix = 'write an object such as {"prompt": "The [[9]] of"}.'
   try:
-    record = json.loads(line)
-  except json.JSONDecodeError as e:
-    raise ValueError(f"{name}: is not JSON ({e.msg}, column {e.colno}); {fix}") from None
+    record = records.value(line)
+  except ValueError as e:
+    raise ValueError(f"{name}: is not JSON ({e}); {fix}") from None
   if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
     raise ValueError(f'{name}: has no text in a field "prompt"; {fix}')
   return record["prompt"]

@@ -41,7 +41,7 @@ def train(run: Run) -> step_lib.TrainState:
     The state, which is also the newest checkpoint.
 
   Raises:
-    ConfigError: the workdir holds a run with another config.
+    ConfigError: the workdir holds a run with another config, or one that was trained on another text.
     FloatingPointError: the loss or the gradient of more than config.optimizer.skip_nonfinite updates was not finite; the state
       before the last of them is saved.
     OSError: a checkpoint or a record can't be written; the checkpoints before are whole.
@@ -54,6 +54,8 @@ def train(run: Run) -> step_lib.TrainState:
   is_new = state is None
   if is_new:
     state = start_lib.state(config, run.model, run.tokenizer, trainer)
+  else:
+    provenance.check_text(run.workdir, config, run.packed)
   start = int(jax.device_get(state.step))
   if jax.process_index() == 0:  # for commands that evaluate and sample with the same config
     command = f"python -m aogpt_jax.main --config={run.workdir}/{config_lib.FILE} --mode=sample"
@@ -66,7 +68,7 @@ def train(run: Run) -> step_lib.TrainState:
                 f"step {start:,} of {config.steps:,} is in the workdir already: nothing to train")
   writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config)
   if start < config.steps:
-    provenance.record(run.workdir, start, config)
+    provenance.record(run.workdir, start, config, run.packed)
   log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
   waiting, on_cpu = None, run.mesh.devices.flat[0].platform == "cpu"

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from aogpt_jax import records
 from aogpt_jax.training import trackers
 
 FILE = "metrics.jsonl"
@@ -74,26 +75,8 @@ class MetricWriter:
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
   """All records of a run; a line that is none, such as a last one that a killed process left unfinished, is passed over."""
-  records, damaged, lines = parse(workdir / FILE)
+  found, damaged, lines = records.of_steps(workdir / FILE)
   for number in damaged:
     if number < lines:
       logging.warning("%s:%d is no record and is passed over", workdir / FILE, number)
-  return records
-
-
-def parse(path: pathlib.Path) -> tuple[list[dict[str, Any]], list[int], int]:
-  """The records of a file of JSON objects with a "step", the numbers of the lines that are none, and how many lines there are."""
-  if not path.exists():
-    return [], [], 0
-  records, damaged = [], []
-  lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-  for number, line in enumerate(lines, 1):
-    try:
-      record = json.loads(line)
-    except ValueError:
-      record = None
-    if isinstance(record, dict) and type(record.get("step")) is int:
-      records.append(record)
-    else:
-      damaged.append(number)
-  return records, damaged, len(lines)
+  return found

@@ -13,6 +13,10 @@ from typing import Any
 import jax
 import ml_collections
 
+from aogpt_jax import config as config_lib
+from aogpt_jax import records
+from aogpt_jax.data import packing
+
 FILE = "starts.jsonl"
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 
@@ -48,11 +52,23 @@ def commit() -> str:
     return ""
 
 
-def record(workdir: pathlib.Path, step: int, config: ml_collections.ConfigDict) -> None:
-  """Adds a line for a start from this step, on process 0."""
+def record(workdir: pathlib.Path, step: int, config: ml_collections.ConfigDict, packed: packing.PackedDataset) -> None:
+  """Adds a line for a start from this step, on process 0; with the text, by its checksums."""
   if jax.process_index() != 0:
     return
   path = workdir / FILE
   is_cut = path.exists() and not path.read_bytes().endswith(b"\n")  # by a process that was killed
   with path.open("a", encoding="utf-8") as f:
-    f.write("\n" * is_cut + json.dumps({"step": step, **describe(), "config": config.to_dict()}) + "\n")
+    f.write("\n" * is_cut + json.dumps({"step": step, **describe(), "text": packed.metadata.get("checksums", {}), "config": config.to_dict()}) + "\n")
+
+
+def check_text(workdir: pathlib.Path, config: ml_collections.ConfigDict, packed: packing.PackedDataset) -> None:
+  """Raises ConfigError where a run's text is not the one that it was trained on when it was last started."""
+  before = next((r["text"] for r in reversed(records.of_steps(workdir / FILE)[0]) if r.get("text")), {})
+  now = packed.metadata.get("checksums", {})
+  different = [split for split, checksum in before.items() if now and now.get(split) != checksum]
+  if different:
+    raise config_lib.ConfigError(
+        f"config.data.source: {config.data.source} has changed since {workdir} was trained on it: the tokens of its "
+        f"{' and '.join(different)} text are others. Put it back as it was, or give another --workdir; --config.init_from={workdir} "
+        "starts from this run's parameters.")

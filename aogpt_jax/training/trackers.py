@@ -101,12 +101,16 @@ def drop_after(directory: pathlib.Path, step: int) -> None:
   A run that was killed repeats the steps since its newest checkpoint. TensorBoard can pass over what they leave behind; those who
   read the files themselves should not have to.
   """
+  from google.protobuf import message
   from tensorboardX.proto import event_pb2
 
   for path in sorted(directory.glob("events.out.tfevents.*")):
     kept, has_values, content = [], False, path.read_bytes()
     for record in _records(content):
-      event = event_pb2.Event.FromString(record[12:-4])
+      try:
+        event = event_pb2.Event.FromString(record[12:-4])
+      except message.DecodeError:  # damaged: of no use to TensorBoard either
+        continue
       is_summary = event.HasField("summary")
       if is_summary and (event.step > step or any(value.tag.startswith("_hparams_/") for value in event.summary.value)):
         continue
