@@ -39,8 +39,10 @@ def parser(description: str, repeats: int) -> argparse.ArgumentParser:
 
 
 def _file(path: str) -> str:
-  if path and not pathlib.Path(path).resolve().parent.is_dir():
-    raise argparse.ArgumentTypeError(f"{path}: there is no such directory; make it first.")
+  try:
+    pathlib.Path(path).parent.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise argparse.ArgumentTypeError(f"{path}: {e.strerror}; give a file whose directory can be made.") from None
   return path
 
 

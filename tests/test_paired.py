@@ -74,8 +74,10 @@ def test_the_command_names_no_directory_of_this_machine(paired, monkeypatch):
 
 
 def test_what_can_not_be_written_or_read_is_named_before_anything_runs(paired, capsys, tmp_path):
+  (tmp_path / "taken").write_text("")
   with pytest.raises(SystemExit):
-    paired.parser("", repeats=1).parse_args(["--json=nowhere/x.json"])
-  assert "nowhere/x.json: there is no such directory" in capsys.readouterr().err
+    paired.parser("", repeats=1).parse_args([f"--json={tmp_path}/taken/x.json"])
+  assert "taken/x.json: File exists; give a file whose directory can be made" in capsys.readouterr().err
+  assert paired.parser("", repeats=1).parse_args([f"--json={tmp_path}/new/x.json"]).json and (tmp_path / "new").is_dir()
   with pytest.raises(SystemExit, match="has no model.py; give a checkout"):
     paired.check_peer(str(tmp_path), "model.py")
