@@ -77,7 +77,8 @@ def default_config() -> ml_collections.ConfigDict:
           # whole blocks (full), for a third more compute.
           remat="none",
           scan_layers=True,  # one compiled block for all layers; False unrolls them: faster steps, slower compilation
-          # Entries of a sequence whose logits a loss has at the same time; 0: all, -1: as many as take a device 128 MiB.
+          # Entries of a sequence whose logits a loss has at the same time; 0: all, -1: as many as take a device 128 MiB. If these are all
+          # entries, the backward pass has them still, else it computes them again.
           head_chunk=-1,
       ),
       optimizer=c(

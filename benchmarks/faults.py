@@ -146,7 +146,7 @@ def load(workdir: pathlib.Path, step: int):
 
 def records(workdir: pathlib.Path) -> list[dict]:
   lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-  return [{k: v for k, v in line.items() if k not in ("step_seconds", "tokens_per_second")} for line in lines]
+  return [{k: v for k, v in line.items() if k not in ("step_seconds", "data_seconds", "tokens_per_second")} for line in lines]
 
 
 def same(a, b) -> bool:

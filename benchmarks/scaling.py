@@ -1,15 +1,12 @@
 """How the time of a training step and of drawing texts grows with the length, the layers and the batch, beside its FLOPs.
 
-  python benchmarks/scaling.py [--repeats=3] [--picture=FILE] [--quick] [--json]
+  python benchmarks/scaling.py [--repeats=3] [--quick] [--json=FILE]
 
 One of T, L and B is changed at a time. An exponent is the slope of log time against log size by least squares, beside that of the FLOPs
 of the matmuls (aogpt_jax.training.flops for a step; for drawing a token at a time, two FLOPs a weight and token, and attention to what
 is drawn). Where time grows more slowly than the FLOPs, there is a part that does not grow.
 """
 
-import argparse
-import json
-import statistics
 import sys
 import time
 
@@ -70,61 +67,45 @@ def sampling(size):
   return lambda: decode.sample(model, params, made, np.zeros(orders.shape, int), keys, filters.Filters(VOCAB)), weights + attention
 
 
+def seconds_of(run) -> float:
+  start = time.perf_counter()
+  run()
+  return time.perf_counter() - start
+
+
 def slope(sizes, values) -> float:
   return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
 
 
-def draw(path, results):
-  from matplotlib.figure import Figure  # pylint: disable=import-outside-toplevel
-  figure = Figure(figsize=(9, 5), layout="constrained")
-  for axes, (what, by_axis) in zip(figure.subplots(1, len(results)), results.items()):
-    for (name, r), marker in zip(by_axis.items(), "os^"):
-      line, = axes.plot(r["sizes"], r["seconds"], marker=marker, label=f"{name}: {r['exponent']:.2f}, FLOPs {r['flops_exponent']:.2f}")
-      axes.plot(r["sizes"], np.array(r["flops"]) * r["seconds"][-1] / r["flops"][-1], "--", color=line.get_color(), alpha=0.5)
-    axes.set(title=what, xscale="log", yscale="log", xlabel="size", ylabel="seconds (dashed: FLOPs, scaled to the last)")
-    axes.set_xscale("log", base=2)
-    axes.grid(alpha=0.3, which="both")
-    axes.legend(title="exponent")
-  figure.savefig(path, dpi=130)
-
-
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--repeats", type=int, default=3)
-  parser.add_argument("--picture", default="", help="PNG file to draw")
-  parser.add_argument("--quick", action="store_true", help="tiny sizes, once: that all of it works")
-  parser.add_argument("--json", action="store_true", help="print one JSON object")
-  args = parser.parse_args()
+  args = paired.parser(__doc__, repeats=3).parse_args()
   memory.keep_freed()
-  base, sizes = (({"T": 16, "L": 1, "B": 1}, {"T": (16, 32), "B": (1, 2)}) if args.quick else (BASE, SIZES))
+  base, sizes = (({"T": 16, "L": 1, "B": 1}, {"T": (16, 32)}) if args.quick else (BASE, SIZES))
   args.repeats = 1 if args.quick else args.repeats
-  results = {}
-  for what, start in (("a training step", training), ("drawing a batch", sampling)):
-    results[what] = {}
+  results, rows = {}, []
+  for what, start in (("training step", training), ("drawing a batch", sampling)):
+    results[what], started = {}, {}
     for name, values in sizes.items():
-      runs = [start(base | {name: value}) for value in values]
-      for run, _ in runs:
-        run()  # compiles
-      times = [[] for _ in runs]
+      keys = [tuple((base | {name: value}).items()) for value in values]
+      for key in keys:
+        if key not in started:
+          run, work = start(dict(key))
+          started[key] = run, work, seconds_of(run)  # compiles
+      times = [[] for _ in keys]
       for _ in range(args.repeats):
-        for (run, _), seconds in zip(runs, times):
-          begin = time.perf_counter()
-          run()
-          seconds.append(time.perf_counter() - begin)
-      seconds, work = [statistics.median(t) for t in times], [w for _, w in runs]
-      results[what][name] = {"sizes": values, "seconds": seconds, "flops": work, "exponent": slope(values, seconds),
-                             "flops_exponent": slope(values, work)}
-      print(f"{what}, {name} = {values}: {', '.join(f'{s:.3g}' for s in seconds)} s", file=sys.stderr)
-  if args.picture:
-    draw(args.picture, results)
-  if args.json:
-    print(json.dumps({"arguments": vars(args), "facts": paired.facts(), "base": base, "width": WIDTH, "vocab_size": VOCAB,
-                      "results": results}))
-    return
-  paired.print_facts()
-  for what, by_axis in results.items():
-    for name, r in by_axis.items():
-      print(f"{what:18}{name} = {r['sizes']}: exponent {r['exponent']:.2f}, of the FLOPs {r['flops_exponent']:.2f}")
+        for key, seconds in zip(keys, times):
+          seconds.append(seconds_of(started[key][0]))
+      _, work, first = zip(*(started[key] for key in keys))
+      seconds = [paired.figures(t) for t in times]
+      medians = [s["median"] for s in seconds]
+      results[what][name] = found = {
+          "sizes": values, "seconds": seconds, "first_seconds": first, "flops": work, "exponent": slope(values, medians),
+          "flops_exponent": slope(values, work)}
+      rows.append((what, name, ", ".join(map(str, values)), ", ".join(f"{s:.3g}" for s in medians), f"{found['exponent']:.2f}",
+                   f"{found['flops_exponent']:.2f}"))
+      print(f"{what}, {name} = {rows[-1][2]}: {rows[-1][3]} s", file=sys.stderr)
+  head = ("", "of", "sizes", "seconds", "exponent", "of the FLOPs")
+  paired.report(args, {"base": base, "width": WIDTH, "vocab_size": VOCAB, "growth": results}, paired.table(head, rows))
 
 
 if __name__ == "__main__":

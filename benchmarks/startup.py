@@ -1,18 +1,15 @@
 """Seconds until something happens: importing the package, and the first training step without and with kept programs.
 
-  python benchmarks/startup.py [--repeats=5] [--quick] [--json]
+  python benchmarks/startup.py [--repeats=5] [--quick] [--json=FILE]
 
 Imports are of fresh processes, bytecode compiled, in turn with those of the packages that aogpt_jax is made of and of torch, where it is
 installed. The first step is that of configs/tiny.py, from the start of the process to the end of the step, the text packed already;
 "cold" with an empty config.compilation_cache, "warm" with the one that the cold start left.
 """
 
-import argparse
 import importlib.util
-import json
 import os
 import pathlib
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -61,38 +58,32 @@ def first_step(directory: str, name: str) -> dict[str, float]:
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-  parser.add_argument("--repeats", type=int, default=5)
-  parser.add_argument("--quick", action="store_true", help="once each: that all of it works")
-  parser.add_argument("--json", action="store_true", help="print one JSON object")
-  args = parser.parse_args()
+  args = paired.parser(__doc__, repeats=5).parse_args()
   args.repeats = 1 if args.quick else args.repeats
   imports = {name: code for name, code in IMPORTS.items() if name != "torch" or importlib.util.find_spec("torch")}
-  for code in imports.values():
-    seconds_of(code)
+  for code in imports.values() if not args.quick else ():
+    seconds_of(code)  # compiles bytecode
   times = {name: [] for name in imports}
   for _ in range(args.repeats):
     for name, code in imports.items():
       times[name].append(seconds_of(code))
   steps = {"cold": [], "warm": []}
   with tempfile.TemporaryDirectory() as data:
-    first_step(data, "packs")
+    if not args.quick:
+      first_step(data, "packs")
+    (pathlib.Path(data) / "data").mkdir(exist_ok=True)
     for i in range(args.repeats):
       with tempfile.TemporaryDirectory() as directory:
         os.symlink(f"{data}/data", f"{directory}/data")
         for name in steps:
           steps[name].append(first_step(directory, f"{name}{i}"))
-  medians = {name: statistics.median(t) for name, t in times.items()}
-  firsts = {name: {field: paired.median(t, field) for field in t[0]} for name, t in steps.items()}
-  if args.json:
-    print(json.dumps({"arguments": vars(args), "facts": paired.facts(), "imports": medians, "loaded": loaded(), "first_step": firsts}))
-    return
-  paired.print_facts()
-  for name, seconds in medians.items():
-    print(f"import {name:28}{seconds:8.2f} s")
-  print(f"import aogpt_jax loads {', '.join(loaded()) or 'none'} of {', '.join(HEAVY)}")
-  for name, f in firsts.items():
-    print(f"first step, {name:23}{f['step_seconds']:8.1f} s, {f['process_seconds']:.1f} s from the start of the process")
+  results = {"imports": {name: paired.figures(t) for name, t in times.items()}, "not_to_be_loaded": HEAVY, "loaded": loaded(),
+             "first_step": {name: {field: paired.figures(a[field] for a in t) for field in t[0]} for name, t in steps.items()}}
+  rows = [(f"import {name}", f"{r['median']:.2f}", "") for name, r in results["imports"].items()]
+  rows += [(f"first step, {name}", *(f"{r[field]['median']:.2f}" for field in ("process_seconds", "step_seconds")))
+           for name, r in results["first_step"].items()]
+  paired.report(args, results, f"{paired.table(('', 's from the start', 's of the step'), rows)}\n"
+                f"import aogpt_jax loads {', '.join(results['loaded']) or 'none'} of {', '.join(HEAVY)}")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Tokens per second of a training step, beside that of the PyTorch code at the same size.
 
-  python benchmarks/training.py [--pytorch=DIR] [--repeats=5] [--sizes=6x384x256x8,4x256x1024x4] [--quick] [--json]
+  python benchmarks/training.py [--pytorch=DIR] [--repeats=5] [--sizes=6x384x256x8,4x256x1024x4] [--quick] [--json=FILE]
 
 A step is everything that an update does in both: orders, loss, gradient, clipping, AdamW and EMA, in float32, on all cores. Each runs
 in a process of its own, in turn; compiling and warming up are left out. A size is layers x width x T x batch. The peer is
@@ -11,10 +11,7 @@ GFLOP/s are of the matmuls that the model needs (aogpt_jax.training.flops), and 
 shape on this machine: that is the roof.
 """
 
-import argparse
 import contextlib
-import json
-import pathlib
 import sys
 import time
 
@@ -28,7 +25,6 @@ LEARNING_RATE, DECAY, WEIGHT_DECAY = 1e-3, 0.9999, 0.1
 def ours(vocab_size: int):
   """(size, steps) -> seconds of so many steps."""
   import jax  # pylint: disable=import-outside-toplevel
-  import jax.numpy as jnp  # pylint: disable=import-outside-toplevel
   from aogpt_jax import build_model, sharding  # pylint: disable=import-outside-toplevel
   from aogpt_jax import config as config_lib  # pylint: disable=import-outside-toplevel
   from aogpt_jax import memory  # pylint: disable=import-outside-toplevel
@@ -54,11 +50,8 @@ def ours(vocab_size: int):
     tokens = jax.device_put(tokens, sharding.batch_sharding(mesh))
     state, metrics = trainer.step(state, tokens)
     jax.block_until_ready(metrics)
-    a, b = (jnp.ones(shape, jnp.float32) for shape in ((batch * length, width), (width, 4 * width)))
-    product = jax.jit(jnp.matmul)
     return {"state": state, "tokens": tokens, "step": trainer.step, "first": time.perf_counter() - start,
-            "flops": flops.per_token(config) * batch * length, "product": lambda: product(a, b).block_until_ready(),
-            "product_flops": 2 * batch * length * width * 4 * width}
+            "flops": flops.per_token(config) * batch * length, "roof": paired.matmul_rate(batch * length, width, 4 * width)}
 
   def answer(size, steps):
     run = ready.get(tuple(size)) or ready.setdefault(tuple(size), prepare(size))
@@ -68,12 +61,8 @@ def ours(vocab_size: int):
       jax.block_until_ready(metrics)  # as the training loop on a CPU
     loss = float(metrics["loss"])
     seconds = (time.perf_counter() - start) / steps
-    start = time.perf_counter()
-    for _ in range(20):
-      run["product"]()
-    roof = 20 * run["product_flops"] / (time.perf_counter() - start)
     return {"seconds": seconds, "loss": loss, "first_step_seconds": run["first"], "gflops": run["flops"] / seconds / 1e9,
-            "roof_gflops": roof / 1e9}
+            "roof_gflops": run["roof"]() / 1e9}
 
   return answer
 
@@ -106,55 +95,45 @@ def pytorch(directory: str, vocab_size: int):
       run["optimizer"].step()
       run["optimizer"].zero_grad(set_to_none=True)
       run["ema"].update(run["net"].parameters())
-    return {"seconds": (time.perf_counter() - start) / steps, "loss": float(loss)}
+    return {"seconds": (time.perf_counter() - start) / steps, "loss": loss.item()}
 
   return answer
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = paired.parser(__doc__, repeats=5)
   parser.add_argument("--sizes", default="6x384x256x8,4x256x1024x4", help="layers x width x T x batch")
   parser.add_argument("--vocab_size", type=int, default=512)
   parser.add_argument("--steps", type=int, default=3, help="of a run")
-  parser.add_argument("--repeats", type=int, default=5, help="runs of each")
   parser.add_argument("--pytorch", default="", help="directory of the PyTorch code")
-  parser.add_argument("--quick", action="store_true", help="a tiny size, one run: that all of it works")
-  parser.add_argument("--json", action="store_true", help="print one JSON object")
-  parser.add_argument("--serve", default="", help=argparse.SUPPRESS)
   args = parser.parse_args()
-  if args.pytorch and not (pathlib.Path(args.pytorch) / f"{PEER}.py").is_file():
-    sys.exit(f"error: --pytorch={args.pytorch}: has no {PEER}.py; give a checkout of scxue/AO-GPT-MDM.")
+  paired.check_peer(args.pytorch, f"{PEER}.py")
   if args.quick:
     args.sizes, args.repeats, args.steps = "1x64x32x2", 1, 1
   if args.serve:
     return paired.serve(ours(args.vocab_size) if args.serve == "aogpt_jax" else pytorch(args.pytorch, args.vocab_size))
-  results = {}
+  results, rows = {}, []
   for text in args.sizes.split(","):
     size = [int(n) for n in text.split("x")]
     tokens = size[2] * size[3]
     # A process for each size: the peak of memory is of this size alone.
-    contestants = [paired.Contestant("aogpt_jax")] + ([paired.Contestant("PyTorch code")] if args.pytorch else [])
-    answers = paired.in_turn(contestants, args.repeats, size=size, steps=args.steps)
-    for contestant in contestants:
-      contestant.close()
-    own, peer = answers["aogpt_jax"], answers.get("PyTorch code")
-    results[text] = {name: {"seconds": paired.median(a, "seconds"), "tokens_per_second": tokens / paired.median(a, "seconds"),
-                            "peak_mib": a[-1]["peak_mib"]} for name, a in answers.items()}
-    results[text]["aogpt_jax"] |= {field: paired.median(own, field) for field in ("gflops", "roof_gflops", "first_step_seconds")}
+    with paired.contestants(["aogpt_jax", *["PyTorch code"] * bool(args.pytorch)]) as contestants:
+      runs = paired.in_turn(contestants, args.repeats, size=size, steps=args.steps)
+    own, peer = runs["aogpt_jax"], runs.get("PyTorch code")
+    results[text] = {name: r.figures() | {"tokens_per_second": tokens / r.median("seconds")} for name, r in runs.items()}
+    results[text]["aogpt_jax"] |= {"first_step_seconds": own.first["first_step_seconds"]} | {
+        field: paired.figures(own.all(field)) for field in ("gflops", "roof_gflops")}
     if peer:
-      results[text]["ratio"] = paired.ratio(peer, own, "seconds")
-  if args.json:
-    print(json.dumps({"arguments": vars(args), "facts": paired.facts(), "results": results}))
-    return
-  paired.print_facts()
-  for text, result in results.items():
-    print(f"{text}, V = {args.vocab_size}, float32")
-    for name, r in result.items():
-      if isinstance(r, dict):
-        roof = f", {r['gflops']:.0f} of {r['roof_gflops']:.0f} GFLOP/s" if "gflops" in r else ""
-        print(f"  {name:14}{r['seconds']:8.3f} s a step {r['tokens_per_second']:10,.0f} tokens/s   peak {r['peak_mib']:6,.0f} MiB{roof}")
-    if "ratio" in result:
-      print(f"  times the PyTorch code's speed {result['ratio']:.2f}")
+      results[text]["ratio"] = paired.ratio(peer, own)
+    for name, r in runs.items():
+      seconds, roof = r.median("seconds"), ("", "")
+      if r is own:
+        roof = f"{own.median('gflops'):.0f} of {own.median('roof_gflops'):.0f}", f"{own.first['first_step_seconds']:.1f}"
+      times = f"{results[text]['ratio']['median']:.2f}" if peer and r is own else ""
+      peak = f"{r.counted[-1]['peak_mib']:,.0f}"
+      rows.append((f"{text} {name}", f"{seconds:.3f}", f"{tokens / seconds:,.0f}", times, *roof, peak))
+  head = ("layers x width x T x batch", "s a step", "tokens/s", "times peer", "GFLOP/s of roof", "compiling, s", "peak MiB")
+  paired.report(args, results, paired.table(head, rows))
 
 
 if __name__ == "__main__":

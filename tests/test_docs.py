@@ -11,6 +11,7 @@ import ast
 import contextlib
 import dataclasses
 import importlib
+import json
 import os
 import pathlib
 import re
@@ -122,10 +123,28 @@ def test_every_page_can_be_reached_from_the_readme():
     ("config_reference", "config.md", lambda made: made["page"](read(ROOT / "aogpt_jax" / "config.py"))),
     ("reproduction", "reproduction.md", lambda made: made["page"]()),
     ("idea_diagram", "idea.svg", lambda made: made["picture"]()),
+    ("performance", "performance.md", lambda made: made["page"]()),
 ])
 def test_what_a_script_writes_is_up_to_date(script, file, make):
   made = runpy.run_path(str(ROOT / "docs" / f"{script}.py"))
   assert make(made) == read(ROOT / "docs" / file), f"docs/{file} is not up to date: run python docs/{script}.py"
+
+
+def test_what_has_not_been_measured_has_no_figures_but_the_command_that_measures_it(tmp_path):
+  made = runpy.run_path(str(ROOT / "docs" / "performance.py"))
+  nothing = made["page"](tmp_path)
+  assert "|" not in nothing and "![" not in nothing
+  (tmp_path / "startup.json").write_text(json.dumps({
+      "command": "python benchmarks/startup.py --repeats=2", "date": "2000-01-01",
+      "facts": {"processor": "Z80", "threads": 1, "load_before": 0.25, "jax": "1.2"}, "results": {
+          "imports": {"aogpt_jax": {"median": 1.5, "all": [1.25, 1.75]}}, "loaded": [], "not_to_be_loaded": ["torch"],
+          "first_step": {"warm": {f: {"median": 3.0, "all": [3.0]} for f in ("process_seconds", "step_seconds")}}}}))
+  measured = made["page"](tmp_path)
+  for line in ("| `import aogpt_jax` | 1.50 (1.25 to 1.75) |  |", "2000-01-01: Z80, 1 threads, jax 1.2; load before it 0.25."):
+    assert line in measured and line not in nothing
+  for name, command in made["COMMANDS"].items():
+    line = f"\n{command} --json=docs/performance/{name}.json\n"
+    assert line in nothing and (name == "startup") != (line in measured)
 
 
 def test_every_field_is_in_the_reference_and_needs_a_comment():
@@ -211,6 +230,7 @@ def check_benchmark(words, monkeypatch):
     raise Parsed
 
   original = argparse.ArgumentParser.parse_args
+  monkeypatch.syspath_prepend(ROOT / "benchmarks")  # as Python does with a script's directory
   monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
   monkeypatch.setattr(sys, "argv", words[1:])
   with pytest.raises(Parsed):

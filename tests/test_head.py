@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from aogpt_jax.models import head
+from aogpt_jax.training import flops
 
 B, S, D, V = 3, 11, 8, 37
 
@@ -50,6 +51,15 @@ def test_no_matmul_in_bfloat16_has_a_float32_operand():
   dots = [line for line in text.splitlines() if "stablehlo.dot_general" in line]
   operands = [re.findall(r"tensor<[\dx]*x(\w+)>", line.split(" : ")[-1]) for line in dots]
   assert len(dots) >= 4 and all(types[:2] == ["bf16", "bf16"] for types in operands)
+
+
+@pytest.mark.parametrize("chunk, computed", [(-1, 1), (0, 1), (11, 1), (4, 2)])
+def test_the_logits_are_computed_again_only_where_they_are_in_parts(chunk, computed):
+  x, kernel, bias, labels = arguments()
+  gradient = jax.make_jaxpr(jax.grad(loss_of(lambda *args: head.normalizers(*args, chunk), labels), argnums=(0, 1)))(x, kernel, bias)
+  parts = -(-S // chunk) if chunk > 0 else 1
+  size = 2 * B * parts * -(-S // parts) * D * V  # the last part is filled up
+  assert sum(m.flops * m.times for m in flops.matmuls(gradient)) == (computed + 2) * size
 
 
 def test_at_medium_size_the_chosen_parts_take_less_than_half_of_the_memory():

@@ -2,7 +2,9 @@ import itertools
 import shutil
 import threading
 import time
+import types
 
+import grain
 import ml_collections
 import numpy as np
 import pytest
@@ -119,6 +121,13 @@ def test_closing_ends_the_threads(packed):
   while threading.active_count() > before and time.monotonic() < deadline:
     time.sleep(0.01)  # They finish the batch in their hands.
   assert threading.active_count() == before
+
+
+def test_the_time_for_which_batches_were_waited_is_added_up(monkeypatch):
+  clock = iter((10.0, 10.5, 20.0, 22.0))
+  monkeypatch.setattr(loader, "time", types.SimpleNamespace(monotonic=lambda: next(clock)))
+  batches = loader.TrainBatches(grain.MapDataset.range(2).to_iter_dataset())
+  assert [next(batches), next(batches)] == [0, 1] and batches.seconds_waited == 2.5
 
 
 def test_error_in_a_thread_reaches_the_consumer(packed, tmp_path):

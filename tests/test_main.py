@@ -77,6 +77,8 @@ def test_without_a_mode_it_trains_evaluates_and_samples_and_says_where_everythin
     assert line in done.stdout
   records = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
   assert [r["step"] for r in records if "loss" in r] == [1, 2, 3, 4]
+  timed = [r for r in records if "step_seconds" in r]
+  assert timed and all(0 <= r["data_seconds"] <= r["step_seconds"] for r in timed)
   assert [r["step"] for r in records if "eval/any_order/perplexity" in r] == [2, 4]
   result = json.loads((workdir / "eval_validation.json").read_text())
   assert result["step"] == 4 and result["left_to_right"]["orders"] == 1 and result["any_order"]["orders"] == 2

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 
+import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from aogpt_jax import objectives
 from aogpt_jax import run as run_lib
+from aogpt_jax.data import loader
 from aogpt_jax.training import loop
 from aogpt_jax.training import step as step_lib
 
@@ -84,7 +86,8 @@ def test_the_gradients_that_are_far_above_those_before_are_named(words_config, c
       pass
 
   words_config.log.spike = 4.0
-  log = loop._StepLog(words_config, Writer(), 0)
+  batches = loader.TrainBatches(grain.MapDataset.range(1).to_iter_dataset())
+  log = loop._StepLog(words_config, Writer(), 0, batches)
   norms = [0.5, 9.0] + 30 * [1.0] + [3.9, 4.1, 1.0]
   for step, norm in enumerate(norms, 1):
     log.note(step, dict(loss=np.float32(2.5), grad_norm=np.float32(norm), learning_rate=np.float32(1e-3), skipped=np.int32(0)))

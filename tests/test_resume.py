@@ -28,7 +28,7 @@ def arrays(workdir, step):
 def records(workdir):
   """Step -> what was recorded of it, without the times, which differ from run to run."""
   lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
-  timeless = lambda r: {k: v for k, v in r.items() if k not in ("step_seconds", "tokens_per_second")}
+  timeless = lambda r: {k: v for k, v in r.items() if k not in ("step_seconds", "data_seconds", "tokens_per_second")}
   return [timeless(r) for r in lines]
 
 

@@ -1,7 +1,7 @@
-"""What devices send each other in a compiled program, and what it multiplies in float32; read from its text."""
+"""A compiled program, read from its text: what it runs how often, what devices send each other, what it multiplies in float32."""
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 import dataclasses
 import math
 import re
@@ -14,8 +14,93 @@ _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([a-z][\w
 _SHAPE = re.compile(r"\b(pred|[a-z]+\d+[a-z0-9]*)\[([\d,]*)\]")
 _CALLED = re.compile(r"\b(body|condition|calls|to_apply|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
-_COMPARED = re.compile(r"ROOT .* compare\(%([\w.\-]+), %([\w.\-]+)\), direction=LT")
 _GROUPS = re.compile(r"replica_groups=(?:\{\{([\d,]+)\}|\[\d+,(\d+)\]|mesh\[([^\]]*)\] \{([^}]*)\})")
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One instruction of a computation.
+
+  Attributes:
+    name: of it, and of its result.
+    opcode: as XLA calls it.
+    result: its type, or a tuple of types, with layouts.
+    rest: operands and attributes.
+    is_root: whether its result is that of its computation.
+  """
+
+  name: str
+  opcode: str
+  result: str
+  rest: str
+  is_root: bool
+
+  @property
+  def operands(self) -> list[str]:
+    """The names of its operands."""
+    depth = end = 0
+    for end, letter in enumerate(self.rest):  # layouts have parentheses, too
+      depth += (letter == "(") - (letter == ")")
+      if depth < 0:
+        break
+    return re.findall(r"%([\w.\-]+)", self.rest[:end])
+
+  @property
+  def called(self) -> dict[str, str]:
+    """Computations that it calls, by what for; but those of a choice."""
+    return dict(_CALLED.findall(self.rest))
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """The computations of a program, by name, and which of them is run."""
+
+  computations: dict[str, list[Instruction]]
+  entry: str
+
+  def run(self, into: Collection[str] | None = None) -> Iterator[tuple[Instruction, int]]:
+    """Each instruction of a step, with how often it runs, counting the passes of loops.
+
+    Args:
+      into: opcodes of those whose called computations are told too; None: all.
+
+    Raises:
+      ValueError: it has a loop whose passes are not known.
+    """
+    yield from self._walk(self.entry, 1, into)
+
+  def _walk(self, name: str, times: int, into: Collection[str] | None) -> Iterator[tuple[Instruction, int]]:
+    for instruction in self.computations.get(name, ()):
+      yield instruction, times
+      if into is not None and instruction.opcode not in into:
+        continue
+      called = instruction.called
+      inner = times * _passes(self.computations[called["condition"]]) if instruction.opcode == "while" else times
+      callees = list(called.values())
+      for branches in _BRANCHES.findall(instruction.rest):
+        callees += re.findall(r"%([\w.\-]+)", branches)
+      for callee in callees:
+        yield from self._walk(callee, inner, into)
+
+
+def parse(text: str) -> Program:
+  """The program whose `as_text()` is given."""
+  computations: dict[str, list[Instruction]] = {}
+  entry = current = ""
+  for line in text.splitlines():
+    if started := _COMPUTATION.match(line):
+      current = started[2]
+      computations[current] = []
+      entry = current if started[1] else entry
+    elif current and (found := _INSTRUCTION.match(line)):
+      name, result, opcode, rest = found.groups()
+      computations[current].append(Instruction(name, opcode, result, rest, line.lstrip().startswith("ROOT ")))
+  return Program(computations, entry)
+
+
+def shapes(types: str) -> list[tuple[str, int]]:
+  """(shape, bytes) of each array of a type, as ("f32[8,4]", 128)."""
+  return [(f"{dtype}[{dims}]", _bytes(dtype, dims)) for dtype, dims in _SHAPE.findall(types)]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +135,8 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
   # One that runs beside other work, a piece in each fusion or pass of a loop, is as many instructions of one channel; the first of
   # them runs as often as the whole.
   pieces: dict[str, dict[str, tuple[int, list[tuple[str, str, int, int]]]]] = {}
-  for name, opcode, result, rest, times in _instructions(text):
+  for instruction, times in parse(text).run():
+    name, opcode, result, rest = instruction.name, instruction.opcode, instruction.result, instruction.rest
     kind = opcode.removesuffix("-start")
     if kind not in _KINDS:
       continue
@@ -74,25 +160,24 @@ def collectives(text: str, devices: int) -> tuple[Collective, ...]:
 
 def float32_products(text: str) -> int:
   """Matrix products of float32 operands in a step, counting the passes of loops."""
-  types = _types(text)
-  count = 0
-  for _, opcode, _, rest, times in _instructions(text):
-    if opcode in ("dot", "convolution"):
-      operands = re.findall(r"%([\w.\-]+)", rest.split(")")[0])
-      count += times * any(types.get(operand, "").startswith("f32") for operand in operands)
+  program, count = parse(text), 0
+  types = {i.name: i.result for computation in program.computations.values() for i in computation}
+  for instruction, times in program.run():
+    if instruction.opcode in ("dot", "convolution"):
+      count += times * any(types.get(operand, "").startswith("f32") for operand in instruction.operands)
   return count
 
 
 def _moved(kind: str, opcode: str, result: str, ways: int) -> list[tuple[str, int]]:
   """(shape, bytes) of each array that a collective moves: the larger side of it, which is the whole."""
-  shapes = [(f"{dtype}[{dims}]", _bytes(dtype, dims)) for dtype, dims in _SHAPE.findall(result)]
+  moved = shapes(result)
   if opcode.endswith("-start") and kind in ("all-gather", "collective-permute"):
     # (operands, results, contexts): results are the second half of the arrays.
-    arrays = [shape for shape in shapes if not re.fullmatch(r"[us]32\[\]", shape[0])]
-    shapes = arrays[len(arrays) // 2:]
+    arrays = [shape for shape in moved if not re.fullmatch(r"[us]32\[\]", shape[0])]
+    moved = arrays[len(arrays) // 2:]
   if kind == "reduce-scatter":  # its operands are the whole
-    shapes = [(f"{shape} x {ways}", size * ways) for shape, size in shapes]
-  return shapes
+    moved = [(f"{shape} x {ways}", size * ways) for shape, size in moved]
+  return moved
 
 
 def _group_size(rest: str, devices: int) -> int:
@@ -111,44 +196,10 @@ def _bytes(dtype: str, dims: str) -> int:
   return math.prod(int(n) for n in dims.split(",") if n) * bits // 8
 
 
-def _types(text: str) -> dict[str, str]:
-  return dict(re.findall(r"%([\w.\-]+) = ([\w\[\],]+)", text))
-
-
-def _instructions(text: str) -> Iterator[tuple[str, str, str, str, int]]:
-  """(name, opcode, type of the result, operands and attributes, times) of what a step runs."""
-  computations: dict[str, list[str]] = {}
-  entry = current = ""
-  for line in text.splitlines():
-    if started := _COMPUTATION.match(line):
-      current = started[2]
-      computations[current] = []
-      entry = current if started[1] else entry
-    elif current:
-      computations[current].append(line)
-
-  def walk(name: str, times: int) -> Iterator[tuple[str, str, str, str, int]]:
-    for line in computations.get(name, ()):
-      instruction = _INSTRUCTION.match(line)
-      if not instruction:
-        continue
-      own, result, opcode, rest = instruction.groups()
-      yield own, opcode, result, rest, times
-      called = dict(_CALLED.findall(rest))
-      inner = times * _passes(computations[called["condition"]]) if opcode == "while" else times
-      callees = list(called.values())
-      for branches in _BRANCHES.findall(rest):
-        callees += re.findall(r"%([\w.\-]+)", branches)
-      for callee in callees:
-        yield from walk(callee, inner)
-
-  return walk(entry, 1)
-
-
-def _passes(condition: list[str]) -> int:
+def _passes(condition: list[Instruction]) -> int:
   """Passes of a loop that counts from 0 up to a constant, as all of scan and of XLA's own do here."""
-  compared = next((found for line in condition if (found := _COMPARED.search(line))), None)
-  for line in condition if compared else ():
-    if bound := re.search(rf"%{re.escape(compared[2])} = \S+ constant\((\d+)\)", line):
-      return int(bound[1])
+  compared = next((i.operands[1] for i in condition if i.is_root and i.opcode == "compare" and "direction=LT" in i.rest), None)
+  for instruction in condition:
+    if instruction.name == compared and instruction.opcode == "constant":
+      return int(instruction.rest.partition(")")[0])
   raise ValueError("a loop does not count up to a constant, so that its passes are not known.")

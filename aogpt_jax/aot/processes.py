@@ -17,6 +17,7 @@ from aogpt_jax.aot import hlo
 from aogpt_jax.aot import programs
 from aogpt_jax.aot import roofline
 from aogpt_jax.aot import topology
+from aogpt_jax.aot import traffic
 
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",  # a device that is there stays free
@@ -58,6 +59,7 @@ def training(config: ml_collections.ConfigDict, name: str) -> programs.Training:
     fields[field] = kind(**fields[field]) if fields.get(field) else None
   if fields.get("collectives") is not None:
     fields["collectives"] = tuple(hlo.Collective(**c) for c in fields["collectives"])
+  fields["movements"] = tuple(traffic.Movement(**m) for m in fields.get("movements", ()))
   return programs.Training(**fields)
 
 

@@ -22,6 +22,7 @@ from aogpt_jax import sharding
 from aogpt_jax.aot import hlo
 from aogpt_jax.aot import roofline as roofline_lib
 from aogpt_jax.aot import topology
+from aogpt_jax.aot import traffic
 from aogpt_jax.data import tokenizers
 from aogpt_jax.sampling import decode
 from aogpt_jax.sampling import filters as filters_lib
@@ -79,6 +80,8 @@ class Training:
     collectives: of a step; None where the compiled text can't be read,
     unread: and why.
     float32_products: matrix products of float32 operands in the compiled text.
+    accessed: bytes that a step reads and writes in the memory of each device, by the compiled text,
+    movements: and which of them are copies and transposes; of each, at least 0.1% of all.
     roofline: of a TPU.
     error: why there is no program, in a line.
   """
@@ -94,6 +97,8 @@ class Training:
   collectives: tuple[hlo.Collective, ...] | None = None
   unread: str = ""
   float32_products: int | None = None
+  accessed: int | None = None
+  movements: tuple[traffic.Movement, ...] = ()
   roofline: roofline_lib.Roofline | None = None
   error: str = ""
 
@@ -166,7 +171,9 @@ def training(config: ml_collections.ConfigDict, name: str) -> Iterator[Training]
   if compiled is not None:
     try:
       text = compiled.as_text()
-      found = dict(collectives=hlo.collectives(text, mesh.size), float32_products=hlo.float32_products(text))
+      moved, accessed = traffic.movements(text)
+      found = dict(collectives=hlo.collectives(text, mesh.size), float32_products=hlo.float32_products(text), accessed=accessed,
+                   movements=tuple(m for m in moved if m.bytes >= accessed / 1000))
     except (ValueError, jax.errors.JaxRuntimeError) as e:  # JAX 0.10.2 can't print programs for v5p and v6e
       found = dict(unread=line(e))
   estimate = roofline_lib.estimate(

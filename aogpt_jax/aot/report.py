@@ -121,6 +121,10 @@ def _training(report: Report) -> list[str]:
     found = ", ".join(f"{kind} {count:,} x, {size / GIB:.2f} GiB" for kind, (count, size) in totals.items())
     says.append(f"collectives of a step, with what each device receives: {found or 'none'}; "
                 f"matrix products of float32 operands: {t.float32_products}")
+    moved = sum(m.bytes for m in t.movements)
+    says.append(f"memory of a device in a step: {t.accessed / GIB:.1f} GiB read and written, of which by copies and transposes "
+                f"{moved / t.accessed:.1%}" + "".join(f"; {m.kind} {m.shape} {m.count:,} x, {m.bytes / t.accessed:.1%}"
+                                                      for m in t.movements if m.bytes >= t.accessed / 100))
   if r := t.roofline:
     communication = "not known" if r.communication is None else f"{r.communication:.3f} s"
     says += [

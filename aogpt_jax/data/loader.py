@@ -7,6 +7,7 @@ hosts. Every epoch is a new permutation.
 
 from collections.abc import Callable, Iterator, Sequence
 import math
+import time
 import zlib
 
 import grain
@@ -80,13 +81,21 @@ def _reason(e: Exception) -> str:
 
 
 class TrainBatches(Iterator[np.ndarray]):
-  """The endless iterator that `train_batches` returns; close() or `with` ends its threads."""
+  """The endless iterator that `train_batches` returns; close() or `with` ends its threads.
+
+  Attributes:
+    seconds_waited: that its next() has taken so far.
+  """
 
   def __init__(self, batches: grain.IterDataset):
     self._iterator = iter(batches)
+    self.seconds_waited = 0.0
 
   def __next__(self) -> np.ndarray:
-    return next(self._iterator)
+    start = time.monotonic()
+    batch = next(self._iterator)
+    self.seconds_waited += time.monotonic() - start
+    return batch
 
   def close(self):
     self._iterator.close()

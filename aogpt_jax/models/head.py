@@ -1,8 +1,8 @@
 """What a loss needs of the logits of all entries, without all of them at once.
 
 The float32 logits [B, S, V] are by far the largest array of a training step. Here a part of the entries has its logits at any time,
-in the forward and in the backward pass, which computes them again; and where a mesh splits the vocabulary, no device has the logits
-of more than its own rows of it.
+in the forward and in the backward pass, which computes them again, unless all entries are one part; and where a mesh splits the
+vocabulary, no device has the logits of more than its own rows of it.
 """
 
 from collections.abc import Callable
@@ -35,46 +35,52 @@ def normalizers(
   Returns:
     float32 [B, S] each. The gradient of the kernel is summed in float32, whatever the dtype of the matmuls.
   """
-  return _forward(x_BSD, kernel_DV, bias_V, labels_BS, chunk)[0]
+  return _values(x_BSD, kernel_DV, bias_V, labels_BS, chunk, keep=False)[0]
 
 
 def _forward(x_BSD, kernel_DV, bias_V, labels_BS, chunk):
+  # The backward pass begins with what it needs of the logits: to keep all of them until then takes no more memory than to compute
+  # them again.
+  keep = _axes(kernel_DV).chunks(x_BSD.shape, chunk) == 1
+  out, logits = _values(x_BSD, kernel_DV, bias_V, labels_BS, chunk, keep)
+  return out, (x_BSD, kernel_DV, bias_V, labels_BS, out[0], logits)
+
+
+def _values(x_BSD, kernel_DV, bias_V, labels_BS, chunk, keep):
+  """What `normalizers` returns, and a list of the logits [B, S, V] where they are to be kept."""
   axes = _axes(kernel_DV)
-  rows, vocab = P(axes.rows), axes.vocab
+  rows, vocab, count = P(axes.rows), axes.vocab, axes.chunks(x_BSD.shape, chunk)
 
   def local(x_BSD, kernel_DV, bias_V, labels_BS):
-    count = _chunks(x_BSD.shape, kernel_DV.shape[1], chunk)
-
     def step(_, part):
       x, labels = part
-      logits, label_places = _logits(x, kernel_DV, bias_V, labels, vocab)
-      return None, (jax.nn.logsumexp(logits, axis=-1), jnp.sum(jnp.where(label_places, logits, 0.0), axis=-1))
+      logits = _logits(x, kernel_DV, bias_V)
+      label_logits = jnp.sum(jnp.where(_label_places(labels, kernel_DV, vocab), logits, 0.0), axis=-1)
+      return None, (jax.nn.logsumexp(logits, axis=-1), label_logits, *[logits] * keep)
 
     _, parts = _scan(step, None, count, (x_BSD, labels_BS))
-    log_sum, label_logits = (_joined(part, labels_BS.shape[1]) for part in parts)
+    log_sum, label_logits, *logits = (_joined(part, labels_BS.shape[1]) for part in parts)
     if vocab:
       largest = jax.lax.pmax(log_sum, vocab)
       log_sum = largest + jnp.log(jax.lax.psum(jnp.exp(log_sum - largest), vocab))
       label_logits = jax.lax.psum(label_logits, vocab)
-    return log_sum, label_logits
+    return (log_sum, label_logits), logits
 
-  out = axes.mapped(local, (rows, P(None, vocab), P(vocab), rows), (rows, rows))(
+  return axes.mapped(local, (rows, P(None, vocab), P(vocab), rows), ((rows, rows), [P(axes.rows, None, vocab)] * keep))(
       x_BSD, kernel_DV.astype(x_BSD.dtype), bias_V.astype(jnp.float32), labels_BS)
-  return out, (x_BSD, kernel_DV, bias_V, labels_BS, out[0])
 
 
 def _backward(chunk, saved, cotangents):
-  x_BSD, kernel_DV, bias_V, labels_BS, log_sum = saved
+  x_BSD, kernel_DV, bias_V, labels_BS, log_sum, kept = saved
   axes = _axes(kernel_DV)
-  rows, vocab, embed = P(axes.rows), axes.vocab, axes.embed
+  rows, vocab, embed, count = P(axes.rows), axes.vocab, axes.embed, axes.chunks(x_BSD.shape, chunk)
 
-  def local(x_BSD, kernel_DV, bias_V, labels_BS, *of_entries):
-    count = _chunks(x_BSD.shape, kernel_DV.shape[1], chunk)
-
+  def local(x_BSD, kernel_DV, bias_V, kept, *of_entries):
     def step(total, part):
       x, labels, log_sum, of_sum, of_label = part
-      logits, label_places = _logits(x, kernel_DV, bias_V, labels, vocab)
-      slope = of_sum[..., None] * jnp.exp(logits - log_sum[..., None]) + jnp.where(label_places, of_label[..., None], 0.0)
+      logits = kept[0] if kept else _logits(x, kernel_DV, bias_V)
+      of_labels = jnp.where(_label_places(labels, kernel_DV, vocab), of_label[..., None], 0.0)
+      slope = of_sum[..., None] * jnp.exp(logits - log_sum[..., None]) + of_labels
       of_bias = total[1] + slope.sum(axis=(0, 1))
       slope = slope.astype(x.dtype)
       of_x = jax.lax.dot_general(slope, kernel_DV, (((2,), (1,)), ((), ())), preferred_element_type=x.dtype)
@@ -82,7 +88,7 @@ def _backward(chunk, saved, cotangents):
       return (total[0] + of_kernel, of_bias), of_x
 
     zero = (jnp.zeros(kernel_DV.shape, jnp.float32), jnp.zeros(bias_V.shape, jnp.float32))
-    (of_kernel, of_bias), of_x = _scan(step, zero, count, (x_BSD, labels_BS, *of_entries))
+    (of_kernel, of_bias), of_x = _scan(step, zero, count, (x_BSD, *of_entries))
     of_x = _joined(of_x, x_BSD.shape[1])
     if vocab:
       of_x = jax.lax.psum(of_x, vocab)
@@ -94,27 +100,23 @@ def _backward(chunk, saved, cotangents):
     return of_x, of_kernel, of_bias
 
   of_x, of_kernel, of_bias = axes.mapped(
-      local, (rows, P(None, vocab), P(vocab), *[rows] * 4), (rows, P(embed, vocab), P(vocab)))(
-          x_BSD, kernel_DV.astype(x_BSD.dtype), bias_V.astype(jnp.float32), labels_BS, log_sum, *cotangents)
+      local, (rows, P(None, vocab), P(vocab), P(axes.rows, None, vocab), *[rows] * 4), (rows, P(embed, vocab), P(vocab)))(
+          x_BSD, kernel_DV.astype(x_BSD.dtype), bias_V.astype(jnp.float32), kept, labels_BS, log_sum, *cotangents)
   return of_x, of_kernel.astype(kernel_DV.dtype), of_bias.astype(bias_V.dtype), None
 
 
 normalizers.defvjp(_forward, _backward)
 
 
-def _logits(x, kernel, bias, labels, vocab):
-  """float32 [B, C, V] of a chunk over the rows of the vocabulary that the device has, and where in them its labels are, bool."""
-  logits = jax.lax.dot_general(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32) + bias
+def _logits(x, kernel, bias):
+  """float32 [B, C, V] of a chunk over the rows of the vocabulary that the device has."""
+  return jax.lax.dot_general(x, kernel, (((2,), (0,)), ((), ())), preferred_element_type=jnp.float32) + bias
+
+
+def _label_places(labels, kernel, vocab):
+  """bool [B, C, V]: where in these its labels are."""
   first = jax.lax.axis_index(vocab) * kernel.shape[1] if vocab else 0
-  return logits, labels[..., None] - first == jnp.arange(kernel.shape[1])
-
-
-def _chunks(shape: tuple[int, int, int], vocab_size: int, chunk: int) -> int:
-  """Into how many parts the entries of x [B, S, D] go."""
-  batch, length, _ = shape
-  if chunk == -1:
-    return min(math.ceil(batch * length * vocab_size / _MOST_LOGITS), length)
-  return math.ceil(length / chunk) if chunk else 1
+  return labels[..., None] - first == jnp.arange(kernel.shape[1])
 
 
 def _scan(step: Callable, carry: Any, count: int, arrays: tuple[jax.Array, ...]) -> tuple[Any, Any]:
@@ -156,6 +158,15 @@ class _axes:
     self.summed = [axis for axis in self.rows or () if mesh.shape[axis] > 1]
     self.vocab = "tensor" if splits("tensor", vocab_size) else None
     self.embed = "fsdp" if splits("fsdp", width) else None
+    self._row_ways = math.prod(mesh.shape[axis] for axis in self.rows or ())
+    self._vocab_size = vocab_size // (mesh.shape["tensor"] if self.vocab else 1)
+
+  def chunks(self, shape: tuple[int, int, int], chunk: int) -> int:
+    """Into how many parts the entries of x [B, S, D] go."""
+    batch, length, _ = shape
+    if chunk == -1:
+      return min(math.ceil(batch // self._row_ways * length * self._vocab_size / _MOST_LOGITS), length)
+    return math.ceil(length / chunk) if chunk else 1
 
   def mapped(self, local: Callable, in_specs: Any, out_specs: Any) -> Callable:
     """`local`, run by each device on its parts."""

@@ -69,12 +69,12 @@ def train(run: Run) -> step_lib.TrainState:
   writer = metrics.MetricWriter(run.workdir, -1 if is_new else start, config)
   if start < config.steps:
     provenance.record(run.workdir, start, config, run.packed)
-  log = _StepLog(config, writer, start)
   trace = profile.Trace(run.workdir, config.log.profile)
   waiting, on_cpu = None, run.mesh.devices.flat[0].platform == "cpu"
   batches = loader.train_batches(
       run.packed, seed=config.seed, batch_size=config.batch_size, start_step=start,
       local=sharding.local_rows(run.mesh, config.batch_size), prefetch=config.data.prefetch)
+  log = _StepLog(config, writer, start, batches)
   try:
     if is_new and config.init_from:
       console.say(f"starting from {config.init_from}")
@@ -172,14 +172,14 @@ class _StepLog:
   On a terminal, the last line says where training is, also between the steps that are recorded; elsewhere, each of those has a line.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int):
-    self._config, self._writer = config, writer
+  def __init__(self, config: ml_collections.ConfigDict, writer: metrics.MetricWriter, start: int, batches: loader.TrainBatches):
+    self._config, self._writer, self._batches = config, writer, batches
     self._pending: tuple[int, int | None] | None = None  # the step to be shown, and the hash of its batch where it is recorded
     self._noted: list[tuple[int, dict[str, jax.Array]]] = []  # of all steps that have not been looked at
     self._norms = collections.deque(maxlen=_SPIKE_WINDOW)  # of the gradients before
     self._last_pushed = start
     self._timed_from = start  # the step after which the clock was started
-    self._clock = time.monotonic()
+    self._clock, self._waited = time.monotonic(), batches.seconds_waited
     self._device_peak = flops.peak(jax.devices()[0].device_kind)
     self._pace = console.Pace()
 
@@ -219,7 +219,8 @@ class _StepLog:
     if step > self._timed_from:  # not the first one, which was compiled
       seconds = (now - self._clock) / (step - self._timed_from)
       speed = self._config.batch_size * self._config.model.block_size / seconds
-      values |= {"step_seconds": seconds, "tokens_per_second": speed}
+      waited = (self._batches.seconds_waited - self._waited) / (step - self._timed_from)
+      values |= {"step_seconds": seconds, "data_seconds": waited, "tokens_per_second": speed}
       line += f"  {speed:,.0f} tokens/s"
       if self._device_peak:
         values["model_flop_utilisation"] = flops.per_token(self._config) * speed / (self._device_peak * jax.device_count())
@@ -227,7 +228,7 @@ class _StepLog:
       line += f"  {console.duration(seconds * (self._config.steps - step))} left"
     self._pace.show(line)
     if batch_hash is not None:
-      self._clock, self._timed_from = now, step
+      self._clock, self._timed_from, self._waited = now, step, self._batches.seconds_waited
       values["batch_hash"] = f"{batch_hash:08x}"
       self._writer.write(step, {name: x for name, x in values.items() if isinstance(x, str) or np.isfinite(x)})
 
@@ -255,4 +256,4 @@ class _StepLog:
 
   def resume_clock(self, step: int) -> None:
     """Takes the time since the last read, spent on evaluating and saving, out of the next step times."""
-    self._clock, self._timed_from = time.monotonic(), step
+    self._clock, self._timed_from, self._waited = time.monotonic(), step, self._batches.seconds_waited
