@@ -16,7 +16,6 @@ turn; times are medians, ratios the medians of the pairs' ratios. Compiling is l
 import contextlib
 import functools
 import io
-import os
 import sys
 import time
 
