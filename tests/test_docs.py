@@ -257,6 +257,8 @@ def check(words, environment, monkeypatch):
       pass
     case ["python" | "python3", "-m", module, *_] if module in FLAGS_OF:
       check_program(words)
+    case ["python", "-m", "pytest", file, "-k", name]:
+      assert re.search(rf"\ndef test_\w*{name}", read(ROOT / file)), f"{file} has no test of this name"
     case ["python", "-m", "pytest", *files]:
       assert all((ROOT / file).is_file() for file in files)
     case ["python", script, *_] if script.startswith("benchmarks/"):
