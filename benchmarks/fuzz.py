@@ -110,9 +110,9 @@ def damaged_value(value: Any, rng: random.Random) -> Any:
 def damaged_json(data: bytes, rng: random.Random) -> bytes:
   """The same of a JSON file, or of one of a value a line; now and then of its bytes."""
   lines = data.splitlines() if data.count(b"\n") > 1 and data.lstrip()[:1] in b"{[" and _is_json(data.splitlines()[0]) else [data]
-  if rng.random() < 0.3:
-    return damaged(data, rng)
   i = rng.randrange(len(lines))
+  if rng.random() < 0.3 or not _is_json(lines[i]):  # Orbax has empty files and such of other kinds beside its JSON
+    return damaged(data, rng)
   sys.set_int_max_str_digits(0)
   try:
     lines[i] = json.dumps(damaged_value(json.loads(lines[i]), rng)).encode()
@@ -158,7 +158,7 @@ def damaged_zip(data: bytes, rng: random.Random) -> bytes:
           case 0:
             content = pickle.dumps(_Call())
           case 1:
-            name = rng.choice(("../outside", "/tmp/outside", name + "x", ""))
+            name = rng.choice(("../outside", "/tmp/outside", name + "x", "."))
           case _:
             content = damaged(content, rng)
       new.writestr(name, content)

@@ -180,12 +180,6 @@ every instruction's operands and results that lie in a chip's memory.
 Copies, transposes and fusions of nothing but these, of each that takes at least 0.1% of the bytes:
 
 {listed}
-
-Where they come from: within a block, the compiler lays activations out with the positions innermost, since heads of 64 there would
-leave half of a tile's 128 lanes empty. It copies what comes in another layout: the rows of the modulation tables that are gathered
-for the targets, the stream between blocks, and what goes in and out of Splash's kernels, in which the width of a head is innermost.
-Splash's forward kernel writes the logarithms of its sums to all 128 lanes; the copy of float32 lays all of them out again before one
-is taken. That is within `jax.experimental.pallas`.
 """
 
 

@@ -134,9 +134,9 @@ def _load(torch: Any, path: pathlib.Path) -> dict[str, Any]:
     refused = re.search(r"GLOBAL (\S+)", str(e))
     if refused:
       raise ValueError(
-          f"{path}: holds {refused[1]}, which is no data and could run anything; nothing of it was run. Where you trust the file, "
-          "load it in PyTorch, turn what is of that type into numbers, strings, lists and dicts, and save it again.") from None
-    raise ValueError(f"{path}: is damaged or cut off ({' '.join(str(e).split())[:120]}); download or save it again.") from None
+          f"{path}: holds {records.shown(refused[1])}, which is no data and could run anything; nothing of it was run. Where you "
+          "trust the file, load it in PyTorch, turn what is of that type into numbers, strings, lists and dicts, and save it again.") from None
+    raise ValueError(f"{path}: is damaged or cut off ({records.shown(' '.join(str(e).split())[:120])}); download or save it again.") from None
   if not isinstance(checkpoint, dict):
     raise ValueError(f"{path}: holds a {type(checkpoint).__name__}; it must be a dict with model, model_args and iter_num.")
   return checkpoint
