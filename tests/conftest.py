@@ -2,6 +2,7 @@
 
 import atexit
 import collections
+import fcntl
 import functools
 import gc
 import importlib.util
@@ -12,9 +13,11 @@ import pathlib
 import random
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import termios
 
 import jax
 import jaxlib
@@ -175,6 +178,34 @@ def _run_prepared(module, arguments, directory, stdin, logs_compilations):
       answer += (received := _prepared().recv(64))
       assert received, "tests/prepared.py has ended"
     return subprocess.CompletedProcess(["python", "-m", module, *arguments], int(answer), *(path.read_text() for path in paths[1:]))
+
+
+def shown_on_terminal(start, columns, typed=""):
+  """Runs a program of `make_command` on a terminal of 24 lines; returns (status, bytes shown, standard error).
+
+  Args:
+    start: takes what `stdout` is to be, and returns the running process.
+    columns: of the terminal.
+    typed: what the process reads from standard input.
+  """
+  ours, theirs = os.openpty()
+  fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+  process = start(theirs)
+  os.close(theirs)
+  if typed:
+    process.stdin.write(typed)
+    process.stdin.close()
+  seen = b""
+  try:
+    while read := os.read(ours, 65536):
+      seen += read
+  except OSError:  # how Linux says that the other end is closed
+    pass
+  os.close(ours)
+  process.stdin.close()
+  with process.stderr:
+    errors = process.stderr.read()
+  return process.wait(timeout=60), seen, errors
 
 
 _BROWSERS = ("chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "chrome")

@@ -1,19 +1,15 @@
 """The command line: one clear line for what is wrong, before anything is compiled; files where it says."""
 
-import fcntl
 import json
-import os
 import re
 import signal
-import struct
-import termios
 import time
 
 import numpy as np
 import pytest
 
 from aogpt_jax import load_model
-from conftest import ROOT
+from conftest import ROOT, shown_on_terminal
 
 
 @pytest.mark.parametrize("arguments, expected", [
@@ -121,23 +117,10 @@ def test_prompts_of_a_file_are_filled_and_recorded(command, untrained, tmp_path)
 
 
 def test_on_a_terminal_texts_appear_as_they_become_known_and_stay_in_full(command, untrained):
-  ours, theirs = os.openpty()
-  fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-  process = command("--mode=sample", untrained, "sample.prompt_file=-", "sample.orders=('left_to_right', 'uniform')",
-                    wait=False, stdout=theirs, environment={"TERM": "xterm"})
-  os.close(theirs)
-  process.stdin.write("any [[5]]\n[[3]] order\n")
-  process.stdin.close()
-  seen = b""
-  try:
-    while read := os.read(ours, 65536):
-      seen += read
-  except OSError:  # how Linux says that the other end is closed
-    pass
-  os.close(ours)
-  with process.stderr:
-    errors = process.stderr.read()
-  assert process.wait(timeout=60) == 0, errors
+  status, seen, errors = shown_on_terminal(lambda terminal: command(
+      "--mode=sample", untrained, "sample.prompt_file=-", "sample.orders=('left_to_right', 'uniform')", wait=False, stdout=terminal,
+      environment={"TERM": "xterm"}), columns=80, typed="any [[5]]\n[[3]] order\n")
+  assert status == 0, errors
   plain = re.sub(rb"\x1b\[[?0-9;]*[a-zA-Z]", b"", seen).decode().replace("\r", "")
   assert b"\x1b[2m\xc2\xb7" in seen and b"\x1b[1A\x1b[2K" in seen  # a dim placeholder; up a line and erase it
   assert re.search("any [^\u00b7\n]{1,4}\u00b7{1,4}\n", plain) and re.search("sampling: [0-9]+ of 16 tokens", plain)

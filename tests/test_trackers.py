@@ -1,20 +1,17 @@
 """TensorBoard and Weights & Biases: one point a step also after a run was killed, and a run that goes on without either."""
 
 import collections
-import fcntl
 import json
-import os
 import re
 import struct
 import sys
-import termios
 
 import pytest
 
 from aogpt_jax import config as config_lib
 from aogpt_jax.training import metrics
 from aogpt_jax.training import trackers
-from conftest import ROOT
+from conftest import ROOT, shown_on_terminal
 
 
 def make_config(**log):
@@ -92,22 +89,10 @@ def test_without_tensorboardx_matplotlib_and_wandb_a_run_says_so_and_goes_on_wit
   (tmp_path / "absent").mkdir()
   for name in ("tensorboardX", "matplotlib", "wandb"):
     (tmp_path / "absent" / f"{name}.py").write_text(ABSENT)
-  ours, theirs = os.openpty()
-  fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 70, 0, 0))
-  process = command("steps=6", "eval.every_steps=3", "log.tensorboard=True", "log.wandb=True", "log.every_steps=2",
-                    "--workdir=run", wait=False, stdout=theirs,
-                    environment={"PYTHONPATH": f"{tmp_path}/absent:{ROOT}", "TERM": "xterm"})
-  os.close(theirs)
-  seen = b""
-  try:
-    while read := os.read(ours, 65536):
-      seen += read
-  except OSError:  # how Linux says that the other end is closed
-    pass
-  os.close(ours)
-  with process.stderr, process.stdin:
-    errors = process.stderr.read()
-  assert process.wait(timeout=60) == 0, errors
+  status, seen, errors = shown_on_terminal(lambda terminal: command(
+      "steps=6", "eval.every_steps=3", "log.tensorboard=True", "log.wandb=True", "log.every_steps=2", "--workdir=run", wait=False,
+      stdout=terminal, environment={"PYTHONPATH": f"{tmp_path}/absent:{ROOT}", "TERM": "xterm"}), columns=70)
+  assert status == 0, errors
   said = seen.decode()
   assert said.count("tensorboardX is not installed (pip install tensorboardX); the run goes on") == 1
   assert said.count("wandb is not installed (pip install 'aogpt_jax[wandb]'); the run goes on") == 1
