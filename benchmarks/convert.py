@@ -1,6 +1,6 @@
 """Seconds and peak memory of converting a file of the PyTorch code's size, with random weights.
 
-  python benchmarks/convert.py [--layers=24] [--optimizer] [--directory=DIR]
+  python benchmarks/convert.py [--layers=24] [--optimizer] [--directory=DIR] [--repeats=1] [--quick] [--json=FILE]
 
 Each conversion is a process of its own: to a workdir, back to a file, to safetensors, and from these. Its peak is that of its
 resident set, in which pages of the mapped file count, although the system can take them back; beside it, the same in sizes of the
@@ -8,7 +8,6 @@ file that is read or written. What the disk's cache holds has a say in the secon
 """
 
 import argparse
-import json
 import os
 import pathlib
 import shutil
@@ -18,6 +17,7 @@ import tempfile
 import time
 
 import numpy as np
+import paired
 
 from aogpt_jax.conversion import names
 from aogpt_jax.conversion import published
@@ -54,17 +54,19 @@ def measured(arguments: list[str], sized: pathlib.Path) -> dict[str, float]:
     sys.exit(f"error: {' '.join(arguments)} failed; see above")
   size = sized.stat().st_size
   peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-  return {"seconds": round(seconds, 1), "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 1), "file_gib": round(size / 2**30, 2),
-          "peak_gib": round(peak / 2**30, 2), "peak_files": round(peak / size, 2)}
+  return {"seconds": seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime, "file_gib": size / 2**30, "peak_gib": peak / 2**30,
+          "peak_files": peak / size}
 
 
 def main():
-  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser = paired.parser(__doc__, repeats=1)
   parser.add_argument("--layers", type=int, default=24, help="24 is medium")
   parser.add_argument("--width", type=int, default=1024, help="D; heads are of 64")
   parser.add_argument("--optimizer", action="store_true", help="with the state of AdamW")
   parser.add_argument("--directory", default="", help="where four times the file's size is free; the system's own by default")
   args = parser.parse_args()
+  if args.quick:
+    args.layers, args.width, args.repeats = 1, 64, 1
   directory = pathlib.Path(tempfile.mkdtemp(dir=args.directory or None))
   try:
     file, run, back, model, again = (directory / name for name in ("ckpt.pt", "run", "back.pt", "model", "again"))
@@ -81,10 +83,19 @@ def main():
         "back": ([f"--checkpoint={run}", f"--torch_output={back}", *optimizer], back),
         "to safetensors": ([f"--checkpoint={run}", f"--safetensors={model}"], model / "model.safetensors"),
         "from safetensors": ([f"--safetensors={model}", f"--output={again}"], model / "model.safetensors")}
-    for name, (arguments, sized) in steps.items():
-      print(name, json.dumps(measured(arguments, sized)), flush=True)
+    measurements = {name: [] for name in steps}
+    for _ in range(args.repeats):
+      for made in (run, back, model, again):
+        shutil.rmtree(made) if made.is_dir() else made.unlink(missing_ok=True)
+      for name, (arguments, sized) in steps.items():
+        measurements[name].append(measured(arguments, sized))
   finally:
     shutil.rmtree(directory)
+  conversions = {name: {field: paired.figures(m[field] for m in runs) for field in runs[0]} for name, runs in measurements.items()}
+  results = {"layers": args.layers, "width": args.width, "with_optimizer": args.optimizer, "conversions": conversions}
+  rows = [(name, *(f"{r[field]['median']:.{digits}f}" for field, digits in (
+      ("file_gib", 2), ("seconds", 1), ("cpu_seconds", 1), ("peak_gib", 2), ("peak_files", 2)))) for name, r in conversions.items()]
+  paired.report(args, results, paired.table(("", "file, GiB", "s", "s of CPU", "peak, GiB", "peak, files"), rows))
 
 
 if __name__ == "__main__":

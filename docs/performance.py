@@ -1,8 +1,8 @@
-"""Writes docs/performance.md and its pictures from what the benchmarks have left in docs/performance/:
+"""Writes docs/performance.md, its pictures and the table of the README from what the benchmarks have left in docs/performance/:
 
     python docs/performance.py
 
-It measures nothing. A benchmark whose file is not there has the command that makes it in its place.
+It measures nothing. A benchmark whose file is not there has the command that makes it in its place, and no row in the README.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 DOCS = pathlib.Path(__file__).resolve().parent
 RESULTS = DOCS / "performance"
+README = DOCS.parent / "README.md"
 # What makes the file of a section, but for --json=docs/performance/NAME.json.
 COMMANDS = {
     "training": "python benchmarks/training.py --pytorch=DIR",
@@ -21,6 +22,8 @@ COMMANDS = {
     "startup": "python benchmarks/startup.py",
     "scaling": "python benchmarks/scaling.py",
     "tpu": "python benchmarks/tpu_program.py",
+    "convert": "python benchmarks/convert.py",
+    "first_run": "python benchmarks/first_run.py",
 }
 HEAD = """# Performance
 
@@ -183,6 +186,31 @@ Copies, transposes and fusions of nothing but these, of each that takes at least
 """
 
 
+def convert(results: dict[str, Any]) -> str:
+  rows = [(name, *(median(r[field], form) for field, form in (
+      ("file_gib", "{:.2f}"), ("seconds", "{:.1f}"), ("peak_gib", "{:.2f}"), ("peak_files", "{:.2f}"))))
+          for name, r in results["conversions"].items()]
+  return f"""\
+A file of the PyTorch code with random weights and their average, {results["layers"]} layers x {results["width"]}, V = 50304, converted{
+    ", with the state of AdamW" if results["with_optimizer"] else ""}. Pages of the mapped file count as memory, although the system
+can take them back.
+
+{table(("", "GiB of the file", "s", "peak GiB", "in sizes of the file"), rows)}
+"""
+
+
+def first_run(results: dict[str, Any]) -> str:
+  losses = [(name.replace("_", " "), *(median(results[f"{name}.{field}"], "{:.3f}") for field in (
+      "nats_per_token", "stderr_sequences", "bits_per_byte"))) for name in ("left_to_right", "any_order")]
+  return f"""\
+`configs/tiny.py` from the start of the process to its end - data, compiling, training, evaluation, samples - takes {
+    median(results["seconds"], "{:.0f}")} s, and {results["peak_mib"]:,.0f} MiB at most. The validation text itself has a unigram entropy of {
+    median(results["unigram"], "{:.3f}")} nats a byte, and a bigram entropy of {median(results["bigram"], "{:.3f}")}.
+
+{table(("", "nats/byte", "standard error", "bits/byte"), losses)}
+"""
+
+
 SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "training": ("Training step", training),
     "sampling": ("Sampling", sampling),
@@ -191,6 +219,8 @@ SECTIONS: dict[str, tuple[str, Callable[[dict[str, Any]], str]]] = {
     "startup": ("Start-up", startup),
     "scaling": ("Growth", scaling),
     "tpu": ("The compiled program of a TPU", tpu),
+    "convert": ("Converting checkpoints", convert),
+    "first_run": ("The first command of the README", first_run),
 }
 
 
@@ -220,6 +250,69 @@ def section(name: str, record: dict[str, Any] | None) -> str:
 def page(directory: pathlib.Path = RESULTS) -> str:
   records = read(directory)
   return "\n".join([HEAD, *(section(name, records.get(name)) for name in SECTIONS)])
+
+
+BEGIN, END = "<!-- measured: python docs/performance.py -->", "<!-- end of measured -->"
+
+
+def _listed(figures: Iterable[dict[str, Any]], form: str) -> str:
+  return ", ".join(median(f, form) for f in figures)
+
+
+def readme(records: dict[str, dict[str, Any]]) -> str:
+  """What the README has between BEGIN and END: the machine, and a row for each of the main figures."""
+  rows = []
+
+  def add(name: str, what: str, figure: str) -> None:
+    rows.append((what, figure, f"`{records[name]['command']}`"))
+
+  if "first_run" in records:
+    r = records["first_run"]["results"]
+    for order, label in (("left_to_right", "left to right"), ("any_order", "any order, {orders} orders a sequence")):
+      loss, error, bits, orders = (r[f"{order}.{field}"] for field in ("nats_per_token", "stderr_sequences", "bits_per_byte", "orders"))
+      add("first_run", f"tiny, {label.format(orders=median(orders, '{:.0f}'))}",
+          f"{median(loss, '{:.3f}')} ± {median(error, '{:.3f}')} nats/byte, {median(bits)} bits/byte")
+    add("first_run", "the validation text itself: unigram, bigram entropy",
+        f"{median(r['unigram'], '{:.3f}')}, {median(r['bigram'], '{:.3f}')} nats/byte")
+    minutes, seconds = divmod(round(r["seconds"]["median"]), 60)
+    add("first_run", "the whole of it: data, compiling, training, evaluation, samples", f"{minutes} min {seconds} s")
+  if "training" in records:
+    for size, r in records["training"]["results"].items():
+      layers, width, length, batch = size.split("x")
+      beside = f", {spread(r['ratio'])} times the PyTorch code" if "ratio" in r else ""
+      add("training", f"training step, {layers} layers x {width}, T = {length}, batch {batch}, float32",
+          f"{r['aogpt_jax']['tokens_per_second']:,.0f} tokens/s{beside}")
+  if "sampling" in records:
+    r = records["sampling"]["results"]
+    steps = list(r["steps"].values())
+    add("sampling", f"drawing a batch of texts, {r['title']}, in {', '.join(r['steps'])} steps",
+        f"{_listed((s['aogpt_jax']['seconds'] for s in steps), '{:.2f}')} s")
+    peers = {"PyTorch code": "times the cached sampler of the PyTorch code, run in turn",
+             "encoder": "times an encoder of equal size, which runs the whole text in each step"}
+    for peer, label in peers.items():
+      if peer in steps[0]["ratios"]:
+        add("sampling", label, _listed((s["ratios"][peer] for s in steps), "{:.1f}" if peer != "encoder" else "{:.0f}"))
+  if "ensemble" in records:
+    title = records["ensemble"]["results"]["title"].split(";")[0]
+    for vocab_size, r in records["ensemble"]["results"]["vocabularies"].items():
+      add("ensemble", f"NLL of each token after M orders of its context, {title}, V = {vocab_size}",
+          f"{median(r['aogpt_jax']['seconds'], '{:.0f}')} s, {spread(r['ratio'], '{:.1f}')} times full passes of the same model")
+  if "loader" in records:
+    r = records["loader"]["results"]
+    own = r["loaders"]["aogpt_jax"]["tokens_per_second"]["median"] / 1e6
+    add("loader", f"training loader, T = {r['block_size']}, batch {r['batch_size']}",
+        f"{own:.1f} M tokens/s, {spread(r['ratio'], '{:.1f}')} times plain `tfds.data_source` + Grain")
+  if "convert" in records:
+    for name, label in (("to a workdir", "converting a file of the PyTorch code, {gib} GiB, to a workdir"), ("back", "and back")):
+      r = records["convert"]["results"]["conversions"][name]
+      add("convert", label.format(gib=median(r["file_gib"])), f"{median(r['seconds'], '{:.0f}')} s, peak memory {median(r['peak_files'])} times the file")
+  return "\n\n".join([BEGIN, table(("", "", "command"), rows), END]) if rows else f"{BEGIN}\n\n{END}"
+
+
+def with_table(text: str, records: dict[str, dict[str, Any]]) -> str:
+  """The README with its table anew."""
+  head, rest = text.split(BEGIN)
+  return head + readme(records) + rest.split(END)[1]
 
 
 def figure(width: float, height: float) -> Any:
@@ -284,10 +377,12 @@ PICTURES = {"training": draw_training, "sampling": draw_sampling, "scaling": dra
 
 
 def main() -> None:
-  for name, record in read(RESULTS).items():
+  records = read(RESULTS)
+  for name, record in records.items():
     if name in PICTURES:
       PICTURES[name](record["results"]).savefig(RESULTS / f"{name}.png", dpi=110, metadata={"Software": None})
   (DOCS / "performance.md").write_text(page(), encoding="utf-8")
+  README.write_text(with_table(README.read_text(encoding="utf-8"), records), encoding="utf-8")
 
 
 if __name__ == "__main__":

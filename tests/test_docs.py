@@ -130,6 +130,13 @@ def test_what_a_script_writes_is_up_to_date(script, file, make):
   assert make(made) == read(ROOT / "docs" / file), f"docs/{file} is not up to date: run python docs/{script}.py"
 
 
+def test_the_table_of_the_readme_is_what_the_benchmarks_found():
+  made = runpy.run_path(str(ROOT / "docs" / "performance.py"))
+  text = read(ROOT / "README.md")
+  assert made["with_table"](text, made["read"](made["RESULTS"])) == text, "README.md is not up to date: run python docs/performance.py"
+  assert "|" not in made["readme"]({})
+
+
 def test_what_has_not_been_measured_has_no_figures_but_the_command_that_measures_it(tmp_path):
   made = runpy.run_path(str(ROOT / "docs" / "performance.py"))
   nothing = made["page"](tmp_path)

@@ -115,7 +115,9 @@ def train(run: Run) -> step_lib.TrainState:
           raise cluster.Terminated(f"step {step:,} is saved, and the same command goes on from it", terminated)
         if evaluate or save:
           log.resume_clock(step)
-    saver.wait()
+      saver.wait()
+      if start < config.steps and (terminated := termination.reached()):
+        raise cluster.Terminated(f"step {config.steps:,} is saved, and the same command goes on from it", terminated)
   except _Stopped as e:
     raise FloatingPointError(f"{e} {_keep_last_good(saver, state)} To leave out such updates, set config.optimizer.skip_nonfinite "
                              "to how many; else lower config.optimizer.learning_rate or raise its warmup_steps.") from None
