@@ -108,3 +108,44 @@ def test_a_run_goes_on_and_its_model_loads_on_another_number_of_devices(command,
                  env={**os.environ, **eight, "PYTHONPATH": str(ROOT)})
   _, params = aogpt_jax.load_model(tmp_path / "run")  # and on this process's one device
   np.testing.assert_array_equal(params["blocks"]["mlp"]["fc"]["kernel"], np.load(tmp_path / "kernel.npy"))
+
+
+def test_an_evaluation_that_a_signal_left_out_is_made_up_for(command, tmp_path):
+  settings = ["--mode=train", "--workdir=run", "eval.every_steps=1", "eval.sequences=8"]
+  process = command(*settings, "steps=100000", wait=False)
+  deadline = time.time() + 120
+  while not evaluated(tmp_path / "run"):
+    assert process.poll() is None and time.time() < deadline, process.stderr.read()
+    time.sleep(0.005)
+  process.send_signal(signal.SIGTERM)
+  process.communicate()
+  last = max(r["step"] for r in records(tmp_path / "run"))
+  assert process.returncode == 128 + signal.SIGTERM and evaluated(tmp_path / "run") == list(range(1, last))
+
+  resumed = command(*settings, f"steps={last + 1}")
+  assert resumed.returncode == 0, resumed.stderr
+  assert evaluated(tmp_path / "run") == list(range(1, last + 2))
+
+
+def evaluated(workdir):
+  """The steps of which there is an evaluation."""
+  return [r["step"] for r in records(workdir) if "eval/any_order/nats_per_token" in r] if (workdir / "metrics.jsonl").exists() else []
+
+
+def test_a_sigterm_while_the_last_checkpoint_is_written_waits_for_it(command, tmp_path):
+  for attempt in range(10):
+    workdir = tmp_path / f"run{attempt}"
+    is_being_written = lambda: any(workdir.glob("checkpoints/*orbax-checkpoint-tmp*"))
+    process = command("--mode=train", f"--workdir={workdir}", "steps=1", wait=False)
+    while process.poll() is None and not is_being_written():
+      time.sleep(0.001)
+    process.send_signal(signal.SIGSTOP)
+    in_time = is_being_written()
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGCONT)
+    _, errors = process.communicate()
+    if in_time:
+      break
+  assert in_time and process.returncode == 128 + signal.SIGTERM, errors
+  assert "step 1 is saved, and the same command goes on from it" in errors
+  assert arrays(workdir, 1)["optimizer['step']"] == 1

@@ -78,8 +78,10 @@ def train(run: Run) -> step_lib.TrainState:
   try:
     if is_new and config.init_from:
       console.say(f"starting from {config.init_from}")
-      _evaluate(run, state, 0, writer)
-      log.resume_clock(0)
+    # A signal has the state saved at once, without the evaluation that was due.
+    if config.init_from and is_new or _is_due(start, config.eval.every_steps, config) and not metrics.is_evaluated(run.workdir, start):
+      _evaluate(run, state, start, writer)
+      log.resume_clock(start)
     with cluster.Termination() as termination:
       for step, (tokens, batch_hash) in enumerate(_to_device(batches, run.mesh), start + 1):
         if step > config.steps:
@@ -101,8 +103,8 @@ def train(run: Run) -> step_lib.TrainState:
           log.push(step, batch_hash)
         else:
           log.glance(step)
-        evaluate = (last or step % config.eval.every_steps == 0) and not terminated
-        save = last or terminated or step % config.checkpoint.every_steps == 0
+        evaluate = _is_due(step, config.eval.every_steps, config) and not terminated
+        save = _is_due(step, config.checkpoint.every_steps, config) or terminated
         if evaluate or save:
           log.push(step, batch_hash)
           log.read()
@@ -128,6 +130,11 @@ def train(run: Run) -> step_lib.TrainState:
     writer.close()
     saver.close()
   return state
+
+
+def _is_due(step: int, every_steps: int, config: ml_collections.ConfigDict) -> bool:
+  """Whether something that is done every so many steps, and at the end, is to be done after this one."""
+  return step > 0 and (step == config.steps or step % every_steps == 0)
 
 
 def _to_device(batches: Iterator[np.ndarray], mesh: Mesh) -> Iterator[tuple[jax.Array, int]]:

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import ml_collections
 
+from aogpt_jax import cluster
 from aogpt_jax import records
 from aogpt_jax.training import trackers
 
@@ -71,6 +72,12 @@ class MetricWriter:
     except OSError as e:
       raise OSError(f"{self._path}: can't be written to ({e.strerror}); see that the disk has room and can be written to. The same "
                     "command goes on from the newest checkpoint.") from e
+
+
+def is_evaluated(workdir: pathlib.Path, step: int) -> bool:
+  """Whether an evaluation of the state after this step is recorded; all processes of a run ask, and get the same answer."""
+  here = jax.process_index() == 0 and any(r["step"] == step and any(name.startswith("eval/") for name in r) for r in read(workdir))
+  return cluster.gather(here)[0]
 
 
 def read(workdir: pathlib.Path) -> list[dict[str, Any]]:
