@@ -1,4 +1,4 @@
-"""Host memory: what a step frees is kept for the next one."""
+"""Host memory: what a step frees is kept for the next one, and what only the start needed is given back."""
 
 import ctypes
 
@@ -19,3 +19,13 @@ def keep_freed() -> None:
     mallopt(_MMAP_THRESHOLD, 2**31 - 1)  # bytes; below, blocks are of the heap,
     mallopt(_TRIM_THRESHOLD, 2**31 - 1)  # of which less than so much free memory at its end is kept
     mallopt(_TOP_PAD, 64 << 20)  # and which grows by so much more than is asked for
+
+
+def give_back() -> None:
+  """Gives memory that is free, and that `keep_freed` has kept, back to the kernel; does nothing where malloc is not glibc's.
+
+  Worth it once what comes next is known to need less: initialising and compiling use memory that no step asks for again.
+  """
+  trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+  if trim is not None:
+    trim(0)

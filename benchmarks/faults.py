@@ -278,6 +278,7 @@ def tmpfs(directory: pathlib.Path, size: int):
     yield lambda options: subprocess.run(["mount", "-o", f"remount,{options}", str(directory)], check=True)
   finally:
     subprocess.run(["umount", "-l", str(directory)], check=True)
+    directory.rmdir()
 
 
 def can_mount(directory: pathlib.Path) -> bool:

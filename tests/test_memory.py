@@ -1,4 +1,4 @@
-"""Freed memory stays in the process: it is not faulted in again."""
+"""Freed memory stays in the process, and is not faulted in again, until it is given back."""
 
 import platform
 import subprocess
@@ -31,3 +31,25 @@ def test_blocks_that_are_allocated_again_are_not_faulted_in_again():
 
   given_back, kept = faults("given back"), faults("kept")
   assert given_back > 1000 and kept < given_back / 20
+
+
+GIVEN_BACK = """
+import pathlib, re
+import numpy as np
+from aogpt_jax import memory
+memory.keep_freed()
+resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", pathlib.Path("/proc/self/status").read_text())[1])
+before = resident()
+blocks = [np.ones(3 << 20) for _ in range(8)]
+del blocks
+kept = resident() - before
+memory.give_back()
+print(kept, resident() - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="tells glibc's malloc what to do")
+def test_memory_that_is_kept_is_given_back_on_demand():
+  done = subprocess.run([sys.executable, "-c", GIVEN_BACK], cwd=ROOT, capture_output=True, text=True, check=True)
+  kept, after = map(int, done.stdout.split())  # KiB, of 8 blocks of 24 MiB
+  assert kept > 150 << 10 and after < 20 << 10

@@ -16,6 +16,7 @@ import numpy as np
 from aogpt_jax import cluster
 from aogpt_jax import config as config_lib
 from aogpt_jax import console
+from aogpt_jax import memory
 from aogpt_jax import sharding
 from aogpt_jax.data import loader
 from aogpt_jax.evaluation import held_out
@@ -32,6 +33,9 @@ from aogpt_jax.training import step as step_lib
 
 # Steps before a step with which its gradient is compared, and the least number of them.
 _SPIKE_WINDOW, _SPIKE_LEAST = 100, 20
+# Seconds after the end of a program on a CPU in which XLA has freed its memory. A program that is called before then gets another
+# piece, and the process keeps both.
+FREED_AFTER = 2e-4
 
 
 def train(run: Run) -> step_lib.TrainState:
@@ -88,13 +92,18 @@ def train(run: Run) -> step_lib.TrainState:
           break
         last, terminated = step == config.steps, termination.reached()
         trace.before(step)
-        state, step_metrics = trainer.step(state, tokens)
+        if step == start + 1:
+          compiled = trainer.step.lower(state, tokens).compile()
+          memory.give_back()  # what starting and compiling took; a step may need as much again
+        state, step_metrics = compiled(state, tokens)
         trace.after(step, step_metrics)
         log.note(step, step_metrics)
         # One step may wait while another runs. On a CPU none does: XLA gives a program its memory when it is called, and to
         # prepare a batch takes from the step before what it would gain.
         jax.block_until_ready(step_metrics if on_cpu else waiting)
         waiting = step_metrics
+        if on_cpu:
+          time.sleep(FREED_AFTER)
         if step == start + 1:
           jax.block_until_ready(step_metrics)
           log.first_step_done(step)
