@@ -183,6 +183,15 @@ every instruction's operands and results that lie in a chip's memory.
 Copies, transposes and fusions of nothing but these, of each that takes at least 0.1% of the bytes:
 
 {listed}
+
+Of a v5e:4x4, without remat none takes 1%. With `remat=full` there is little else to read and write, and these do:
+
+* `f32[4,16,1024,128]`: the log-sum-exp of each query, of which Splash's forward kernel writes 128 equal ones, a lane each. In the
+  backward pass one of them is needed, as a row and as a column. It is the kernel's interface, and not ours.
+* `bf16[4,1024,1024]` after `gather`: the modulation of each entry is gathered as rows of its width, while the compiler keeps the
+  residual stream with T innermost. To gather and to turn moves less than a product per entry, which the gathers replace.
+* `bf16[4,1024,1024]` and `bf16[4,1024,3,16,64]` without a name: what goes into the products that give the gradients of weights,
+  which sum over T; T is made the innermost, and the parts are read into the chip's fast memory while other products run.
 """
 
 
