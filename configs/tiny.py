@@ -2,7 +2,7 @@
 
     python -m aogpt_jax.main --config=configs/tiny.py
 
-2,500 steps of 1,024 tokens, 2.6M in all, of 2.2 MB of text; five minutes on two CPU cores, everything included.
+2,500 steps of 1,024 tokens, 2.6M in all, of 2.2 MB of text; four minutes on two CPU cores, everything included.
 
 To expect (measured, Python 3.11.7): 2.01 nats/byte left to right and 2.56 in any order on the validation text, whose own unigram
 and bigram entropies are 3.21 and 2.57. Another Python has another library, another machine rounds otherwise: expect differences of

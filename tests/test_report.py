@@ -22,7 +22,7 @@ from aogpt_jax.training import curves
 HOSTILE = "<script>document.title='taken'</script></pre><img src=x onerror=alert(1)>\u202e\x1b[2J&lt;\"'{{style}}{{body}}"
 
 
-def make_run(workdir, level=2.5, seed=0, steps=40, changes=(), evaluated=True, text="words", sample=HOSTILE, count=50):
+def make_run(workdir, level=2.5, seed=0, steps=40, changes=(), evaluated=True, text="words", sample=HOSTILE, count=50, source=HOSTILE):
   """The files of a run with made-up figures: losses that fall to a level, and sequences that differ far more in difficulty."""
   config = config_lib.default_config()
   config.update_from_flattened_dict({
@@ -49,7 +49,7 @@ def make_run(workdir, level=2.5, seed=0, steps=40, changes=(), evaluated=True, t
   likelihoods = {d: likelihood.summary(x[None], lengths, 16 * count) for d, x in arrays.items()}
   fields = lambda r: {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in vars(r).items()
                       if not k.startswith("sequence_")}
-  record = {"step": steps, "split": "validation", "source": HOSTILE, "weights": "ema", "text": text, "limit": 0, "seed": 0,
+  record = {"step": steps, "split": "validation", "source": source, "weights": "ema", "text": text, "limit": 0, "seed": 0,
             "config": config.to_dict(), "entropies": {"unigram": 3.0, "bigram": 2.6, "tokens": 800},
             **{d: fields(r) for d, r in likelihoods.items()}, "ensemble": {}, "mdm_gap": None}
   (workdir / "eval_validation.json").write_text(json.dumps(record))
@@ -102,6 +102,16 @@ def test_runs_on_other_sequences_are_compared_as_independent_and_those_on_other_
   make_run(tmp_path / "three", 2.5, changes={"data.tokenizer": "gpt2", "model.vocab_size": 50304})
   in_bytes, _ = comparison.compare(read_all(tmp_path / "one", tmp_path / "three"))
   assert in_bytes.unit == "bits/byte" and in_bytes.losses[0].value == pytest.approx(2.5 / math.log(2), rel=0.05)
+
+
+def test_of_runs_on_different_texts_none_is_called_better(tmp_path):
+  for name in ("evaluated", "training"):
+    make_run(tmp_path / name / "one", 2.5, evaluated=name == "evaluated")
+    make_run(tmp_path / name / "two", 4.5, text="other", source="files:x", changes={"data.source": "files:x"},
+             evaluated=name == "evaluated")
+    ltr, _ = comparison.compare(read_all(tmp_path / name / "one", tmp_path / name / "two"))
+    assert ltr.sentence.startswith("left to right: one has, on another text, a lower loss than two, by ")
+    assert any("different texts" in remark for remark in ltr.remarks)
 
 
 def test_runs_without_an_evaluation_after_training_are_compared_at_their_last_common_step(tmp_path):

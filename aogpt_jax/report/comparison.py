@@ -14,6 +14,7 @@ from aogpt_jax.training import curves
 
 # Of a normal distribution, which the mean over so many sequences has: half of the 95% interval, in standard errors.
 _Z95 = 1.96
+_OTHER_TEXT = "The runs were evaluated on different texts: a lower loss may be that of an easier text."
 
 
 def differing(configs: Sequence[Any]) -> dict[str, list[Any]]:
@@ -60,6 +61,7 @@ class Comparison:
     source: what was evaluated.
     losses: the lowest first.
     remarks: what a reader has to know.
+    same_text: whether all were evaluated on one text; on different ones, a lower loss says little of a model.
   """
 
   distribution: str
@@ -67,6 +69,7 @@ class Comparison:
   source: str
   losses: list[Loss]
   remarks: list[str]
+  same_text: bool
 
   @property
   def sentence(self) -> str:
@@ -79,7 +82,8 @@ class Comparison:
     second = min(clearly, key=lambda o: o.difference)
     unclear = [o.run for o in others if o not in clearly]
     also = f"; it is not told apart from {', '.join(unclear)}" if unclear else ""
-    return (f"{name}: {best.run} is better than {'all others' if len(clearly) > 1 and not unclear else second.run}, by "
+    verdict = "is better than" if self.same_text else "has, on another text, a lower loss than"
+    return (f"{name}: {best.run} {verdict} {'all others' if len(clearly) > 1 and not unclear else second.run}, by "
             f"{second.difference:.4f} ± {second.margin:.4f} {self.unit}{' or more' if len(clearly) > 1 else ''}{also}.")
 
 
@@ -128,13 +132,14 @@ def _of_evaluations(records, name, without) -> list[Comparison]:
     if not all(loss.paired for loss in losses if loss.difference):
       remarks.append("Where a difference is not paired, the runs were evaluated on other sequences, or their files do not say on "
                      "which; its interval is that of independent texts.")
-    if len({e.record.get("source") for e in evaluations}) > 1 or len({e.record.get("split") for e in evaluations}) > 1:
-      remarks.append("The runs were evaluated on different texts: a lower loss may be that of an easier text.")
+    same_text = len({(e.record.get("source"), e.record.get("split")) for e in evaluations}) == 1
+    if not same_text:
+      remarks.append(_OTHER_TEXT)
     remarks += _other_steps(losses)
     split = evaluations[best].record.get("split", "")
     found.append(Comparison(distribution, "bits/byte" if in_bytes else "nats/token",
                             f"{split} text, after training, {_weights(evaluations[best])} weights",
-                            sorted(losses, key=lambda loss: loss.value), remarks))
+                            sorted(losses, key=lambda loss: loss.value), remarks, same_text))
   return found
 
 
@@ -173,6 +178,9 @@ def _during_training(records) -> list[Comparison]:
     remarks = [f"{name} has no such evaluation, and is not compared here." for name in of if name not in own]
     remarks.append("Differences are not paired: evaluations during training keep no nats of single sequences. Their intervals are "
                    "those of independent texts, and wider than need be where the sequences are the same.")
+    same_text = len({r.config and r.config.data.source for r in records if r.name in own}) == 1
+    if not same_text:
+      remarks.append(_OTHER_TEXT)
     found.append(Comparison(distribution, "nats/token", "validation text, during training, EMA weights",
-                            sorted(losses, key=lambda loss: loss.value), remarks + _other_steps(losses)))
+                            sorted(losses, key=lambda loss: loss.value), remarks + _other_steps(losses), same_text))
   return found
