@@ -251,7 +251,7 @@ def main():
 
   def compared(self, shapes):
     state = restore(self, shapes)
-    here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+    here = jax.sharding.make_single_device_sharding(jax.local_devices()[0])
     whole = restore(self, jax.tree.map(lambda s: jax.ShapeDtypeStruct(s.shape, s.dtype, sharding=here), shapes))
     assert any(not x.is_fully_addressable and x.addressable_shards[0].data.size < x.size for x in jax.tree.leaves(state.opt_state))
     for x, y in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):

@@ -27,7 +27,7 @@ from absl import logging as absl_logging
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh, make_single_device_sharding
 import ml_collections
 import numpy as np
 import orbax.checkpoint as ocp
@@ -306,7 +306,7 @@ def load_state(
     ConfigError: the checkpoint has no state of an optimizer, which is asked for.
     OSError: there is no checkpoint, or none that can be restored.
   """
-  cpu = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])
+  cpu = make_single_device_sharding(jax.local_devices(backend="cpu")[0])
 
   with _open(directory) as manager:
 
@@ -337,7 +337,7 @@ def _parameter_shapes(config: ml_collections.ConfigDict, mesh: Mesh | None) -> A
   model = models.build_model(config, mesh)
   boxed = jax.eval_shape(lambda: step_lib.init_params(model, config.seed))
   if mesh is None:
-    device = SingleDeviceSharding(jax.local_devices()[0])
+    device = make_single_device_sharding(jax.local_devices()[0])
     shardings = jax.tree.map(lambda _: device, nn.unbox(boxed))
   else:
     shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
