@@ -7,7 +7,6 @@ import functools
 import gc
 import importlib.util
 import json
-import mmap
 import os
 import pathlib
 import random
@@ -30,12 +29,10 @@ def _has_tpu():
 
 def _flags():
   """XLA_FLAGS by which programs that run for milliseconds, as nearly all of the tests' do, are compiled fast."""
-  library = pathlib.Path(jaxlib.__file__).with_name("libjax_common.so")
   flags = ["--xla_backend_optimization_level=0"]
-  with open(library, "rb") as f, mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ) as content:
-    # A flag that XLA does not know would end the process; the XLA of a TPU has none of the CPU's.
-    if content.find(b"xla_cpu_use_fusion_emitters") >= 0 and (os.environ.get("JAX_PLATFORMS") == "cpu" or not _has_tpu()):
-      flags.append("--xla_cpu_use_fusion_emitters=false")  # the emitters of before compile three times as fast
+  # A flag that XLA does not know would end the process: a TPU's has none of the CPU's, and the newer ones no longer have this.
+  if jaxlib.version.__version_info__ < (0, 11) and (os.environ.get("JAX_PLATFORMS") == "cpu" or not _has_tpu()):
+    flags.append("--xla_cpu_use_fusion_emitters=false")  # the emitters of before compile three times as fast
   return " ".join([os.environ.get("XLA_FLAGS", ""), *flags])
 
 
@@ -50,8 +47,11 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
 
 gc.set_threshold(200_000, 100, 1000)  # JAX makes and keeps many objects: looking for cycles among them takes a tenth of the time
 
-# ml_collections 1.1 loads config files by a function that Python 3.12 removes; it has another way there.
-LOAD_MODULE = "ignore:the load_module() method is deprecated:DeprecationWarning"
+# Warnings that other packages cause by what they use of each other. ml_collections 1.1 loads config files by a function that Python
+# 3.12 removes, and has another way there; Orbax 0.12.8 names a class that JAX 0.12.1 deprecates.
+ALLOWED = ("ignore:the load_module() method is deprecated:DeprecationWarning",
+           "ignore:jax.sharding.SingleDeviceSharding is deprecated:DeprecationWarning")
+PYTHON = (sys.executable, "-W", "error", *(f"-W{warning}" for warning in ALLOWED))
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
@@ -132,7 +132,7 @@ def make_command(words, directory):
     if wait and stdout == subprocess.PIPE and not own_group and variables == _PREPARED_FOR | ({"JAX_LOG_COMPILES": "1"} if logs else {}):
       return _run_prepared(module, flags, directory, stdin, logs)
     process = subprocess.Popen(
-        [*_PYTHON, "-m", module, *flags], cwd=directory, text=True, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
+        [*PYTHON, "-m", module, *flags], cwd=directory, text=True, stdin=subprocess.PIPE, stdout=stdout, stderr=subprocess.PIPE,
         start_new_session=own_group, env=variables)
     if not wait:
       return process
@@ -140,9 +140,6 @@ def make_command(words, directory):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
   return start
-
-
-_PYTHON = (sys.executable, "-W", "error", "-W", LOAD_MODULE)
 
 
 def _environment():
@@ -158,7 +155,7 @@ def _prepared():
   """See prepared.py."""
   ours, theirs = socket.socketpair()
   with theirs:
-    subprocess.Popen([*_PYTHON, str(ROOT / "tests" / "prepared.py"), str(theirs.fileno())], env=_PREPARED_FOR,  # ends with us
+    subprocess.Popen([*PYTHON, str(ROOT / "tests" / "prepared.py"), str(theirs.fileno())], env=_PREPARED_FOR,  # ends with us
                      pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL).returncode = 0
   ours.settimeout(300)
   atexit.register(ours.close)
@@ -230,7 +227,7 @@ def run_on_eight_devices(script: str, path: pathlib.Path) -> None:
       "XLA_FLAGS": "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0",
       "PYTHONPATH": str(ROOT),
   }
-  subprocess.run([sys.executable, "-W", "error", script, str(path)], env=env, cwd=ROOT, check=True)
+  subprocess.run([*PYTHON, script, str(path)], env=env, cwd=ROOT, check=True)
 
 
 @pytest.fixture

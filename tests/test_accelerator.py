@@ -2,14 +2,13 @@
 
 import json
 import subprocess
-import sys
 
-from conftest import ROOT
+from conftest import PYTHON, ROOT
 
 
 def test_its_dry_run_measures_every_part_and_writes_a_table(tmp_path):
   process = subprocess.run(
-      [sys.executable, "-W", "error", str(ROOT / "benchmarks" / "accelerator.py"), f"--output={tmp_path}", "--dry_run"], cwd=tmp_path,
+      [*PYTHON, str(ROOT / "benchmarks" / "accelerator.py"), f"--output={tmp_path}", "--dry_run"], cwd=tmp_path,
       text=True, capture_output=True, check=False)
   assert process.returncode == 0, process.stderr
   small, medium, sampling = json.loads((tmp_path / "accelerator.json").read_text(encoding="utf-8"))

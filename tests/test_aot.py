@@ -6,7 +6,7 @@ import json
 import math
 import re
 
-from conftest import LOAD_MODULE, ROOT
+from conftest import ALLOWED, ROOT
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -47,7 +47,7 @@ def small_config(**changes):
 def environment_of_processes():
   """Warnings are errors in them too."""
   with pytest.MonkeyPatch.context() as patch:
-    patch.setenv("PYTHONWARNINGS", f"error,{LOAD_MODULE}")
+    patch.setenv("PYTHONWARNINGS", ",".join(["error", *ALLOWED]))
     patch.setenv("PYTHONPATH", str(ROOT))
     # Memory is that of the program as it would run: without what conftest.py leaves out to compile faster.
     patch.setenv("XLA_FLAGS", "")

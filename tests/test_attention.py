@@ -8,7 +8,7 @@ import subprocess
 import sys
 import types
 
-from conftest import ROOT, run_on_eight_devices
+from conftest import PYTHON, ROOT, run_on_eight_devices
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -126,7 +126,7 @@ def test_splash_is_chosen_for_a_tpu_pod_on_a_cpu_and_compiles():
   environment = os.environ | {
       "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1",
       "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-  process = subprocess.run([sys.executable, "-W", "error", "-c", COMPILE_FOR_TPU], env=environment, text=True, capture_output=True,
+  process = subprocess.run([*PYTHON, "-c", COMPILE_FOR_TPU], env=environment, text=True, capture_output=True,
                            check=False)
   assert process.returncode == 0, process.stderr
   # The forward pass, the gradient of the queries and that of keys and values.

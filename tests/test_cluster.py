@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 
 from aogpt_jax import cluster
-from conftest import LOAD_MODULE
-from conftest import ROOT
+from conftest import PYTHON, ROOT
 
 SETTINGS = ["--mode=train", "--config.micro_batches=1", "--config.model.layers=1", "--config.steps=6",
             "--config.checkpoint.every_steps=3", "--config.eval.every_steps=1000000", "--config.eval.sequences=8",
@@ -30,7 +29,7 @@ FOREVER = ["--config.steps=1000000", "--config.checkpoint.every_steps=1000000", 
 
 def start(count, *arguments, directory, program=("-m", "aogpt_jax.main")) -> subprocess.Popen:
   """A run of so many processes, each with a device, by launch/local.sh."""
-  command = [str(ROOT / "launch/local.sh"), f"--processes={count}", "--fake=1", "--", sys.executable, "-W", "error", "-W", LOAD_MODULE,
+  command = [str(ROOT / "launch/local.sh"), f"--processes={count}", "--fake=1", "--", *PYTHON,
              *program, *arguments]
   return subprocess.Popen(command, cwd=directory, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                           env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (ROOT, ROOT / "tests")))})

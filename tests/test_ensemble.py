@@ -6,7 +6,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -19,7 +18,7 @@ from aogpt_jax.evaluation import draws
 from aogpt_jax.evaluation import ensemble
 from aogpt_jax.evaluation import likelihood
 from aogpt_jax.evaluation import mdm_gap
-from conftest import ROOT
+from conftest import PYTHON, ROOT
 
 LENGTH = 12
 TOKENS = np.random.default_rng(0).integers(0, 32, (13, LENGTH)).astype(np.int32)
@@ -108,7 +107,7 @@ def test_neither_do_eight_devices(whole):
   env = os.environ | {
       "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT),
       "XLA_FLAGS": os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=8"}
-  done = subprocess.run([sys.executable, "-W", "error", __file__], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+  done = subprocess.run([*PYTHON, __file__], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
   assert done.returncode == 0, done.stderr
   results = json.loads(done.stdout)
   assert list(results) == ["1", "2", "4"]

@@ -20,6 +20,7 @@ from aogpt_jax.data import loader
 from aogpt_jax.data import packing
 from aogpt_jax.data import sources
 from aogpt_jax.data import tokenizers
+from conftest import PYTHON
 
 
 def data_config(tmp_path, **fields):
@@ -313,7 +314,7 @@ def start_preparing(tmp_path, config, kill_at=-1, kill_at_shard=-1):
   script = tmp_path / "prepare.py"
   script.write_text(PREPARE)
   return subprocess.Popen(
-      [sys.executable, "-W", "error", str(script), config.to_json(), str(kill_at), str(kill_at_shard)], stdout=subprocess.PIPE, text=True,
+      [*PYTHON, str(script), config.to_json(), str(kill_at), str(kill_at_shard)], stdout=subprocess.PIPE, text=True,
       env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))})
 
 

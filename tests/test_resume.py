@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import jax
@@ -12,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 import aogpt_jax
-from conftest import ROOT
+from conftest import PYTHON, ROOT
 
 
 def arrays(workdir, step):
@@ -104,7 +103,7 @@ def test_a_run_goes_on_and_its_model_loads_on_another_number_of_devices(command,
   resumed = command("--mode=train", "--workdir=run", "steps=4", "micro_batches=1", "mesh.fsdp=2", environment=eight)
   assert resumed.returncode == 0, resumed.stderr
   assert "going on from the checkpoint of step 2" in resumed.stdout and "8 x cpu" in resumed.stdout
-  subprocess.run([sys.executable, "-W", "error", "-c", LOAD, "run", "kernel.npy"], cwd=tmp_path, check=True,
+  subprocess.run([*PYTHON, "-c", LOAD, "run", "kernel.npy"], cwd=tmp_path, check=True,
                  env={**os.environ, **eight, "PYTHONPATH": str(ROOT)})
   _, params = aogpt_jax.load_model(tmp_path / "run")  # and on this process's one device
   np.testing.assert_array_equal(params["blocks"]["mlp"]["fc"]["kernel"], np.load(tmp_path / "kernel.npy"))

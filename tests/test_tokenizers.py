@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from aogpt_jax.data import tokenizers
+from conftest import PYTHON
 
 TEXT = "Hello, wörld!  <|endoftext|> isn't 日本語\n\n\tdone 12345 \U0001f600  "
 
@@ -144,6 +145,6 @@ def test_gpt2_without_a_network_is_one_clear_line_in_seconds(tmp_path):
           "except ConnectionError as e: print(e)\n")
   environment = {k: v for k, v in os.environ.items() if not k.lower().endswith("_proxy")}
   out = subprocess.run(
-      [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, timeout=60,
+      [*PYTHON, "-c", code], capture_output=True, text=True, timeout=60,
       env=environment | {"TIKTOKEN_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)})
   assert out.stdout.count("\n") == 1 and "local GPT-2 rank file" in out.stdout, out
