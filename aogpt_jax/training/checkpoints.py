@@ -174,7 +174,8 @@ class Checkpoints:
     try:
       yield
     except Exception as e:  # pylint: disable=broad-exception-caught  # a full disk raises exceptions of many types
-      number = re.search("os_error_code='([0-9]+)'", str(e))
+      # Of TensorStore, or of Python where a file beside the arrays comes first.
+      number = re.search(r"(?:os_error_code='|\[Errno )([0-9]+)", str(e))
       why = os.strerror(int(number[1])) if number else _first_line(e)
       raise OSError(f"{self._manager.directory}: {what} can't be saved ({why}); see that the disk has room and can be "
                     "written to. The checkpoints before it are whole, and the same command goes on from the newest.") from e
