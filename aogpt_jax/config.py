@@ -519,7 +519,7 @@ def _misfits(config: ml_collections.ConfigDict) -> Iterator[str]:
       yield f"config.{field}: {value} {why}, which are one and the same to an encoder; set it to 1."
 
 
-def _are_pairs(rules: tuple, first: type, second: type) -> bool:
+def _are_pairs(rules: tuple, first: type | tuple[type, ...], second: type | tuple[type, ...]) -> bool:
   return all(isinstance(r, tuple) and len(r) == 2 and isinstance(r[0], first) and isinstance(r[1], second) for r in rules)
 
 

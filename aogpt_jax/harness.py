@@ -122,7 +122,7 @@ class Adapter(lm_eval_model.TemplateLM):
     return found
 
   def _score(self, pairs, what: str) -> list[tuple[float, bool]]:
-    total = sum(1 for pair in pairs for _ in continuations.windows(*pair, self.max_length))
+    total = sum(len([*continuations.windows(context, continuation, self.max_length)]) for context, continuation in pairs)
     return continuations.score(
         self._model, self._params, pairs, num_tokens=self._tokenizer.vocab_size, mesh=self._mesh, batch_size=self.batch_size,
         progress=console.Progress(f"scoring {what}", total))

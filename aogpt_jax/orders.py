@@ -212,9 +212,11 @@ def parse(spec: str) -> Draw | Schedule:
   try:
     tree = ast.parse(spec, mode="eval").body
     call = tree if isinstance(tree, ast.Call) else ast.Call(func=tree, args=[], keywords=[])
+    if not isinstance(call.func, ast.Name):
+      raise ValueError("what is called has no name")
     name = call.func.id
     args = [_argument(a) for a in call.args]
-    kwargs = {k.arg: _argument(k.value) for k in call.keywords}
+    kwargs = {k.arg or "**": _argument(k.value) for k in call.keywords}
   except (SyntaxError, AttributeError, ValueError, TypeError, RecursionError, MemoryError):
     raise ValueError(f"{spec[:200]!r} is not the name of an order; {_choices()}.") from None
   if name not in ORDERS:

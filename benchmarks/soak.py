@@ -72,11 +72,12 @@ class Run:
 def _size(directory: pathlib.Path) -> int:
   """Bytes of the files below; what goes away meanwhile counts as none."""
   total = 0
-  for path in directory.rglob("*"):
-    try:
-      total += path.stat().st_size
-    except FileNotFoundError:
-      pass
+  for parent, _, names in os.walk(directory):  # leaves out a directory that is renamed meanwhile, where rglob raises
+    for name in names:
+      try:
+        total += os.stat(os.path.join(parent, name)).st_size
+      except FileNotFoundError:
+        pass
   return total
 
 

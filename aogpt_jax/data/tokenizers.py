@@ -174,8 +174,8 @@ def _read_ranks(path: str) -> list[bytes]:
     if not line.strip():
       continue
     try:
-      token, rank = line.split()
-      token, rank = base64.b64decode(token, validate=True), int(rank)
+      encoded, written = line.split()
+      token, rank = base64.b64decode(encoded, validate=True), int(written)
     except (ValueError, binascii.Error):
       raise ValueError(
           f"{path}:{number}: not a tiktoken rank line ('<base64 token> <rank>'): {line[:40]!r}; "
@@ -183,7 +183,7 @@ def _read_ranks(path: str) -> list[bytes]:
     if not token or token in ranks:
       raise ValueError(f"{path}:{number}: token {token!r} is empty or repeated; each token needs one rank")
     ranks[token] = rank
-  tokens = sorted(ranks, key=ranks.get)
+  tokens = sorted(ranks, key=ranks.__getitem__)
   if [ranks[token] for token in tokens] != list(range(len(tokens))):
     raise ValueError(f"{path}: its {len(tokens)} ranks are not 0..{len(tokens) - 1}, each once; renumber them")
   missing = [i for i in range(256) if bytes([i]) not in ranks]

@@ -101,7 +101,7 @@ def _of_batch(model, params, texts, groups, filters, k) -> list[Alternatives]:
   log_probs, model_log_probs, ids, ids_log_probs = (
       np.take_along_axis(x, place if x.ndim == 2 else place[..., None], axis=1) for x in by_place)
   differences = np.where(steps > 0, np.abs(model_log_probs - drawn_log_probs), 0).max(axis=1)
-  return [Alternatives(*row, float(difference)) for *row, difference in zip(log_probs, ids, ids_log_probs, differences)]
+  return [Alternatives(*of_text) for of_text in zip(log_probs, ids, ids_log_probs, differences.tolist())]
 
 
 @functools.cache

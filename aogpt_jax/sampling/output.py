@@ -102,8 +102,8 @@ def _frame(screen: console.Screen, texts: Sequence[texts_lib.Text], tokenizer: t
   shown = []  # pairs of a heading and a text's lines
   for text in texts:
     lines = screen.wrapped(_styled(text, tokenizer))
-    needed = sum(1 + min(len(other), 3) for _, other in [*shown, (None, lines)])
-    if shown and needed > rows:
+    sizes = [1 + min(len(other), 3) for other in (*(other for _, other in shown), lines)]
+    if shown and sum(sizes) > rows:
       break
     shown.append((texts_lib.heading(text, name_prompts), lines))
   room = max(rows - len(shown), 0)

@@ -73,7 +73,7 @@ def make_passes(known: np.ndarray, counts: np.ndarray) -> Passes:
   # Where most groups are as wide as the widest, as with fixed counts, a pass fits them exactly. Else sizes are rounded up, so that draws
   # of the counts share few programs.
   widest = int(entries.max(initial=1))
-  regular = 2 * np.count_nonzero(entries == widest) >= len(entries)
+  regular = bool(2 * np.count_nonzero(entries == widest) >= len(entries))
   alike = 2 * np.count_nonzero(entries > 0.9 * widest) >= len(entries)
   width = widest if regular else _rounded_up(widest) if alike else _cheapest_width(entries, sample, batch)
 

@@ -104,8 +104,8 @@ def _written(path: str) -> Iterator[tuple[str, str]]:
   try:
     lines = content.decode("utf-8-sig").split("\n")
   except UnicodeDecodeError as e:
-    line = content.count(b"\n", 0, e.start) + 1
-    raise ValueError(f"{field}, line {line}: is not UTF-8; convert the file.") from None
+    number = content.count(b"\n", 0, e.start) + 1
+    raise ValueError(f"{field}, line {number}: is not UTF-8; convert the file.") from None
   for number, line in enumerate(lines, 1):
     if line.strip():
       name = f"{field}, line {number}"

@@ -296,9 +296,8 @@ def pieces(ids: Sequence[int], tokenizer: tokenizers.Tokenizer) -> list[tuple[st
 
   Bytes at the edge of what is known, which are no character without their unknown neighbours, are UNKNOWN too.
   """
-  ids = np.asarray(ids)
-  edges = np.flatnonzero(np.diff(ids >= 0)) + 1
-  runs = np.split(ids, edges)
+  tokens = np.asarray(ids)
+  runs = np.split(tokens, np.flatnonzero(np.diff(tokens >= 0)) + 1)
   result = []
   for i, run in enumerate(runs):
     if run[0] < 0:
