@@ -2,8 +2,10 @@
 
 import collections
 import json
+import os
 import re
 import struct
+import subprocess
 import sys
 
 import pytest
@@ -62,6 +64,23 @@ def test_a_run_that_was_killed_leaves_no_point_twice(tmp_path):
   assert steps == list(range(1, 11))
   record(tmp_path, -1, range(1, 3), config)  # started anew: no checkpoint was left
   assert {step for _, step in events(tmp_path)} <= {0, 1, 2}
+
+
+def test_event_files_are_written_without_torch(tmp_path):
+  pytest.importorskip("tensorboardX")
+  (tmp_path / "torch.py").write_text("raise AssertionError('torch is imported, which takes seconds')")
+  code = """
+import pathlib, sys
+from aogpt_jax import config
+from aogpt_jax.training import metrics
+writer = metrics.MetricWriter(pathlib.Path(sys.argv[1]), -1, config.default_config())
+writer.write(1, {"loss": 1.0})
+writer.close()
+assert "tensorboardX" in sys.modules and "torch" not in sys.modules
+"""
+  subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, env={
+      **os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)]), "JAX_PLATFORMS": "cpu"})
+  assert ("train/loss", 1) in events(tmp_path)
 
 
 def test_hyper_parameters_are_those_that_make_the_run_what_it_is(tmp_path):

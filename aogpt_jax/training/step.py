@@ -64,10 +64,12 @@ def make_trainer(
   tx = optimizer.make_optimizer(config, schedule)
   objective = objectives.OBJECTIVES[config.objective]
 
-  def init() -> TrainState:
-    params = nn.unbox(init_params(model, config.seed))
+  def new(params) -> TrainState:
     # The average is a copy: a state that is donated must not hold a buffer twice.
     return TrainState(jnp.zeros((), jnp.int32), params, jax.tree.map(jnp.copy, params), tx.init(params), jnp.zeros((), jnp.int32))
+
+  def init() -> TrainState:
+    return new(nn.unbox(init_params(model, config.seed)))
 
   def loss_fn(params, tokens, drawn):
     with sharding.on_mesh(mesh):
@@ -97,10 +99,10 @@ def make_trainer(
     metrics = {"loss": loss, "grad_norm": grad_norm, "learning_rate": schedule(state.step), "skipped": skipped}
     return TrainState(updates_done, params, ema, opt_state, skipped), metrics
 
-  boxed = jax.eval_shape(lambda: init_params(model, config.seed))
+  boxed = jax.eval_shape(lambda: init_params(model, config.seed))  # once: to trace a model takes a while
   param_shardings = sharding.parameter_shardings(boxed, mesh, config.sharding_rules)
   replicated = sharding.replicated(mesh)
-  shapes = jax.eval_shape(init)
+  shapes = jax.eval_shape(new, nn.unbox(boxed))
   shardings = TrainState(
       step=replicated, params=param_shardings, ema=param_shardings,
       opt_state=optax.tree_map_params(

@@ -64,8 +64,9 @@ class TensorBoard:
   """Event files with scalars, texts and the run's hyper-parameters."""
 
   def __init__(self, directory: pathlib.Path, step: int, config: ml_collections.ConfigDict):
-    import tensorboardX  # Here: it costs half a second, which only a run that wants it should pay.
-    from tensorboardX import summary
+    with _not_imported("torch"):  # which tensorboardX takes where it can: seconds, to write tensors that there are none of
+      import tensorboardX  # Here: it costs half a second, which only a run that wants it should pay.
+      from tensorboardX import summary
 
     drop_after(directory, step)
     # A name of its own: else a start within the same second would replace the file.
@@ -87,6 +88,19 @@ class TensorBoard:
   def close(self) -> None:
     self._writer.file_writer.add_summary(self._end, self._step)
     self._writer.close()
+
+
+@contextlib.contextmanager
+def _not_imported(package: str) -> Iterator[None]:
+  """Within, an import of a package fails as if it were not installed, unless it has been imported before."""
+  if package in sys.modules:
+    yield
+    return
+  sys.modules[package] = None
+  try:
+    yield
+  finally:
+    del sys.modules[package]
 
 
 def _hyperparameters(config: ml_collections.ConfigDict) -> dict[str, Any]:
